@@ -49,7 +49,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.journal.archive import as_deleted, brought_back, last_archived, restored_ever
-from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.first_phase_marks import asked_offloads, marked_ledgers
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import dead_letter_reasons, filed_since, read_intent_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
@@ -172,7 +172,7 @@ def sent_at(cluster: Cluster, ledgers: Collection[int]) -> dict[int, int]:
         return {}
     journal, name, asked = cluster.journal_reader, cluster.settings.cluster, frozenset(ledgers)
     found: dict[int, int] = {}
-    for (ledger_id, _), at in chain(marked_ledgers(journal, name).items(), marked_offloads(journal, name).items()):
+    for (ledger_id, _), at in chain(marked_ledgers(journal, name).items(), asked_offloads(journal, name).items()):
         if ledger_id in asked:
             found[ledger_id] = max(at, found.get(ledger_id, at))
     return found

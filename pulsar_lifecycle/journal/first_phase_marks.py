@@ -97,6 +97,21 @@ def marked_offloads(journal: JournalReader, cluster: str) -> dict[tuple[int, Ask
     return {(ledger_id, copy): at for ledger_id, copy, at in asked if copy}
 
 
+def asked_offloads(journal: JournalReader, cluster: str) -> dict[tuple[int, Asked], int]:
+    """The same, without those of which a deletion run has kept or refused a message since: none is known to wait."""
+    marks = marked_offloads(journal, cluster)
+    if not marks:
+        return {}
+    said = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.DELETE) & OFFLOADED_COPIES
+    ended = said & pc.field("outcome").isin([Outcome.KEPT, Outcome.REFUSED]) & filed_since(min(marks.values()))
+    last: dict[tuple[int, UUID | None], int] = {}
+    for row in with_copies(journal.find(ended, ["ledger_id", "topic", "at", "detail"])).to_pylist():
+        if about := asked_of(row):
+            key = row["ledger_id"], about.uuid
+            last[key] = max(row["at"], last.get(key, -1))
+    return {(i, copy): at for (i, copy), at in marks.items() if last.get((i, copy.uuid), -1) < at}
+
+
 def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     """Marks that stand, of ledgers' copies in BookKeeper or of the offloaded ones; oldest first."""
     mine = pc.field("cluster") == cluster

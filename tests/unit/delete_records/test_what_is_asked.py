@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,14 +13,15 @@ import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Lacks, NotAsked, Presence
+from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.records.tables import OBJECTS
 from tests.kit.builders import ROW
 from tests.kit.fakes.journal import FakeJournal
-from tests.kit.records.records_scene import BOOKIE, HOUR, RecordsScene
+from tests.kit.records.records_scene import BOOKIE, ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, compacted_entry, sent
 from tests.kit.simulated import pipeline
 from tests.kit.simulated.cluster import compacted_tags, data_tags
@@ -95,6 +97,33 @@ def test_a_ledger_that_was_closed_before_it_had_an_entry_keeps_no_answer(left: s
     cluster.reader.unanswered = {BOOKIE: "it is down"}
     (result,) = scene.apply(Patience(bookies=True), dry_run=True)
     assert Absence(nothing, Presence.BOOKIE_UNANSWERED, (BOOKIE,)) in result.remaining
+
+
+@pytest.mark.parametrize("ended", [Outcome.KEPT, Outcome.REFUSED])
+def test_a_copy_whose_message_a_deletion_run_has_ended_waits_for_no_other_one(ended: Outcome) -> None:
+    """Of a hold that was withdrawn since, or by settings that did not name the bucket; others' messages wait yet."""
+    scene = RecordsScene()
+    ids, objects = scene.ids[scene.topic], scene.with_bucket()
+    copy, data = {"uuid": str(UUID(int=7))}, f"{UUID(int=7)}-ledger-{ids[0]}"
+    offload = OffloadContext(UUID(int=7), True, False, 1, "aws-s3", {"bucket": BUCKET})
+    scene.cluster.topic(scene.topic, ids, entries=ENTRIES, offloaded={ids[0]: offload})
+    scene.cluster.wait(1)
+    scene.scan()
+    objects.put(BUCKET, data, b"", {})
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    for i in ids[:2]:
+        scene.cluster.zookeeper.delete(ledger_path(i), -1)
+    assert scene.apply(dry_run=True)[0].code == Lacks.DELETION
+    said = replace(ROW, cluster=scene.where.settings.cluster, topic=str(scene.topic), ledger_id=ids[0], outcome=ended)
+    said = replace(said, phase=Phase.DELETE, action=Action.DELETE_OFFLOADED, at=scene.cluster.clock.now_ms())
+    deleted = replace(said, outcome=Outcome.DELETED, action=Action.DELETE_LEDGER)
+    scene.cluster.journal.record([deleted, replace(said, detail=json.dumps({"uuid": str(UUID(int=8))}))])
+    assert scene.apply(dry_run=True)[0].code == Lacks.DELETION
+    scene.cluster.journal.record([replace(said, detail=json.dumps(copy))])
+    (result,) = scene.apply(dry_run=True)
+    assert (result.code, result.remaining[0].presence) == (Lacks.MESSAGE, Presence.OBJECT)
+    assert "sweep the bucket" in result.reason
 
 
 class Trimmed:
