@@ -340,7 +340,7 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     columns = {"ledger": "int", "outcome": "string", "topic": "string", "bytes": "int", "reason": "string"}
     return {
         "offloaded": counts[Outcome.OFFLOADED],
-        "deleted in BookKeeper": counts[Outcome.BOOKKEEPER_DELETED],
+        "listed as deleted in BookKeeper": counts[Outcome.BOOKKEEPER_DELETED],
         "left to brokers": counts[Outcome.LEFT_TO_BROKER],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
         "ledgers": show.table(sample, columns),
@@ -359,7 +359,7 @@ def said(outcomes: Outcomes) -> str:
     """A run's result in one line: what was done, and what was not."""
     counts = counted(outcomes)
     offloaded, deleted = counts.pop(Outcome.OFFLOADED, 0), counts.pop(Outcome.BOOKKEEPER_DELETED, 0)
-    done = f"{offloaded} ledgers offloaded, {deleted} deleted in BookKeeper"
+    done = f"{offloaded} ledgers offloaded, {deleted} listed as deleted in BookKeeper"
     rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     return f"{done}; not done: {rest}" if rest else done
 

@@ -80,7 +80,7 @@ class RevertConfig(dg.Config):
 
 @refusals_fail()
 def revert(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
-    """Refuses a ledger that BookKeeper does not have whole, or that its topic lists as deleted there."""
+    """Refuses a ledger that BookKeeper does not have whole."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
     where = lifecycle.cluster()
     with lineage.noted(context, where, dry_run=config.dry_run):

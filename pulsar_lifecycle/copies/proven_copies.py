@@ -45,7 +45,7 @@ def _changed(
             return Why(Code.OBJECT_MISSING, f"{url} is not there any more")
         if (head.size, head.etag) != (size, etag):
             what = f"{size} bytes with ETag {etag} were verified, found {as_told(head)}"
-            return Why(Code.OTHER_OFFLOAD, f"{url} is another one: {what}")
+            return Why(Code.COPY_DIFFERS, f"{url} is another one: {what}")
     return None
 
 

@@ -435,5 +435,5 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
             continue
         one = found[node.ledger_id]
         others = node.ledger_id in restored or had_others(node.version, metadata)
-        found[node.ledger_id] = DeletedLedger(one.ledger_id, metadata, one.copies, others)
+        found[node.ledger_id] = replace(one, metadata=metadata, others=others)
     return found

@@ -83,7 +83,7 @@ def read_instead(
     copy = OffloadedCopy.of_item(item, 0)
     if copy is None:
         text = "its topic's z-node does not say by which driver it is offloaded"
-        return Why(Code.OTHER_OFFLOAD, text)
+        return Why(Code.COPY_DIFFERS, text)
     return location_of(copy)
 
 
@@ -95,7 +95,7 @@ def still_used(store: MetadataStore, item: LedgerInfo, last: int, deletion: Copy
             Code.FROM_BOOKKEEPER, "its topic's z-node lists it, and does not list its copy in BookKeeper as deleted"
         )
     if offload.uuid != deletion.uuid or offload.driver_metadata.get("bucket") != deletion.bucket:
-        return Why(Code.OTHER_OFFLOAD, f"its topic's z-node names another offload, {offload.uuid}")
+        return Why(Code.COPY_DIFFERS, f"its topic's z-node names another offload, {offload.uuid}")
     if item.ledger_id == last:
         return Why(Code.LAST_LEDGER, "it is the last ledger of its topic: a broker that loads it forgets its offload")
     if control.has_pending_unload(store, topic):

@@ -132,7 +132,9 @@ class Reading:
         except LifecycleError as error:
             if self.strict:
                 raise
-            policies, brokers = {}, replace(brokers, unknown=Why(LoadReason.BROKERS_UNANSWERED, f"policies: {error}"))
+            policies = {}
+            why = brokers.unknown or Why(LoadReason.BROKERS_UNANSWERED, f"policies: {error}")
+            brokers = replace(brokers, unknown=why)
         now = ports.clock.now_ms()
         return [_with_its_topics(share, brokers, policies, now) for share in shares]
 

@@ -202,8 +202,8 @@ class Code(StrEnum):
     """BookKeeper's copy is missing, damaged, never closed, unreadable or another's."""
     UNLIKE_BOOKKEEPER = "unlike_bookkeeper"
     """Its topic, or its offloaded copy, has other entries or bytes than BookKeeper says."""
-    OTHER_OFFLOAD = "other_offload"
-    """Its topic names another offloaded copy, or another location for it."""
+    COPY_DIFFERS = "copy_differs"
+    """The offloaded copy is not the one that was proven or is meant: another UUID, location, size or checksum."""
     FROM_BOOKKEEPER = "from_bookkeeper"
     """Its topic reads it from BookKeeper again."""
 

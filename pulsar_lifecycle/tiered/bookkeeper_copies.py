@@ -327,14 +327,14 @@ def _elsewhere(offload: OffloadContext, due: Due | FailedProof) -> Why | None:
     """How a complete offload is another than what was looked at; None if it is the same."""
     bucket = offload.driver_metadata.get("bucket")
     if offload.uuid != due.location.uuid or bucket != due.location.bucket:
-        return Why(Code.OTHER_OFFLOAD, f"it is offloaded as {offload.uuid} in {bucket}: that was not proven")
+        return Why(Code.COPY_DIFFERS, f"it is offloaded as {offload.uuid} in {bucket}: that was not proven")
     endpoint, region = (offload.driver_metadata.get(name, "") for name in ("serviceEndpoint", "region"))
     if endpoint and endpoint.rstrip("/") != due.endpoint:
         proven = due.endpoint or "the endpoint of the region"
-        return Why(Code.OTHER_OFFLOAD, f"it is offloaded to {endpoint}, what was proven is at {proven}")
+        return Why(Code.COPY_DIFFERS, f"it is offloaded to {endpoint}, what was proven is at {proven}")
     if region and not endpoint and region != due.region:
         proven = due.region or "none"
-        return Why(Code.OTHER_OFFLOAD, f"it is offloaded to region {region}, what was proven is in {proven}")
+        return Why(Code.COPY_DIFFERS, f"it is offloaded to region {region}, what was proven is in {proven}")
     return None
 
 

@@ -198,7 +198,7 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
     if item is None:
         return None, Why(Code.DELISTED, "its topic does not list its ledger any more")
     if item.offload and item.offload.complete:
-        other = Why(Code.OTHER_OFFLOAD, f"it is offloaded as {item.offload.uuid}")
+        other = Why(Code.COPY_DIFFERS, f"it is offloaded as {item.offload.uuid}")
         return item, None if item.offload.uuid == attempt.uuid else other
     return item, None
 

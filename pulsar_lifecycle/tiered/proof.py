@@ -147,7 +147,7 @@ def find_copy(objects: ObjectStore, location: Location, source: Source, origin: 
     except NotFound as error:
         return Why(Code.OBJECT_MISSING, str(error))
     except (Conflict, CorruptFormat) as error:
-        return Why(Code.OTHER_OFFLOAD, str(error))
+        return Why(Code.COPY_DIFFERS, str(error))
     return None
 
 

@@ -384,7 +384,7 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: OffloadedCopy) -> Why | N
         return None
     if item is None:
         return Why(Code.DELISTED, "does not list it any more")
-    return Why(Code.OTHER_OFFLOAD, "names another offload or none by now")
+    return Why(Code.COPY_DIFFERS, "names another offload or none by now")
 
 
 def _unread(error: LifecycleError, copy: OffloadedCopy) -> EditOutcome:

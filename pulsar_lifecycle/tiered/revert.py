@@ -184,7 +184,7 @@ def reverted_info(
             return EditOutcome(Outcome.REVERTED, _IN_BOOKKEEPER)
         if not offload.complete or offload.uuid != uuids[item.ledger_id]:
             return EditOutcome(
-                Outcome.FAILED, Why(Code.OTHER_OFFLOAD, f"its topic names another offload by now, {offload.uuid}")
+                Outcome.FAILED, Why(Code.COPY_DIFFERS, f"its topic names another offload by now, {offload.uuid}")
             )
         if offload.bookkeeper_deleted and not even_if_deleted:
             return EditOutcome(

@@ -268,7 +268,7 @@ def test_a_flipped_bit_and_a_replaced_object_are_found(
 
     (other,) = are_whole(scene.objects, [(where, verified)])
     assert isinstance(other, Why)
-    assert other.code is Code.OTHER_OFFLOAD
+    assert other.code is Code.COPY_DIFFERS
     with pytest.raises(Conflict):
         ledger.read(0, 0)
     with pytest.raises(Conflict):

@@ -234,7 +234,7 @@ KEPT_BY = {
     "disproved": Code.NOT_PROVEN,
     "location": Waiting.UNREAD_LOCATION,
     "unload": Code.UNLOAD_PENDING,
-    "other copy": Code.OTHER_OFFLOAD,
+    "other copy": Code.COPY_DIFFERS,
     "delisted": Code.DELISTED,
     "last": Code.LAST_LEDGER,
     "open": Code.NEVER_CLOSED,

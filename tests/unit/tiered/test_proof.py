@@ -177,7 +177,7 @@ def test_a_truncated_data_object_is_found(with_copy, left):
     copy.store(DATA, copy.data()[:left])
     with pytest.raises(CorruptFormat, match="as its index says"):
         copy.verify(with_copy)
-    assert found_code(copy) is Code.OTHER_OFFLOAD
+    assert found_code(copy) is Code.COPY_DIFFERS
 
 
 @EITHER
@@ -259,7 +259,7 @@ def test_objects_of_another_cluster_or_topic_are_refused(key, name):
     copy.store(key, copy.data(key), **{name: "other"})
     with pytest.raises(CorruptFormat, match=f"user metadata {name} '.*', found 'other'"):
         copy.verify(origin=ORIGIN)
-    assert found_code(copy, ORIGIN) is Code.OTHER_OFFLOAD
+    assert found_code(copy, ORIGIN) is Code.COPY_DIFFERS
     assert copy.verify().entries == 100
 
 
@@ -278,7 +278,7 @@ def test_an_index_of_other_metadata_is_found(changes, with_copy):
     copy.source = Source(replace(copy.source.metadata, **changes), copy.source.ctime)
     with pytest.raises(CorruptFormat, match=f"{INDEX}.*: expected {next(iter(changes))} "):
         copy.verify(with_copy)
-    assert found_code(copy) is Code.OTHER_OFFLOAD
+    assert found_code(copy) is Code.COPY_DIFFERS
 
 
 def test_bookies_replaced_since_and_another_ctime_matter_only_to_a_copy_made_now():
@@ -337,12 +337,12 @@ def test_what_was_verified_is_whole_as_long_as_size_and_etag_stay():
         copy.service.put(BUCKET, key, data + b"!", head.metadata, etag=head.etag)
         larger = are_whole(copy.objects, [(LOCATION, verified)])[0]
         assert isinstance(larger, Why)
-        assert larger.code is Code.OTHER_OFFLOAD
+        assert larger.code is Code.COPY_DIFFERS
         assert f"{key} is another one" in larger.text
         copy.service.put(BUCKET, key, data, head.metadata, etag="other")
         other = are_whole(copy.objects, [(LOCATION, verified)])[0]
         assert isinstance(other, Why)
-        assert other.code is Code.OTHER_OFFLOAD
+        assert other.code is Code.COPY_DIFFERS
         copy.objects.delete_many(BUCKET, [key])
         missing = are_whole(copy.objects, [(LOCATION, verified)])[0]
         assert isinstance(missing, Why)

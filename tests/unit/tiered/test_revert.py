@@ -118,7 +118,7 @@ def test_what_bookkeeper_cannot_give_whole_is_not_reverted(scene: Scene) -> None
     ("then", "code"),
     [
         (None, Code.DELISTED),
-        (uuid4(), Code.OTHER_OFFLOAD),
+        (uuid4(), Code.COPY_DIFFERS),
     ],
 )
 def test_what_is_not_reverted_is_not_said_to_be(scene: Scene, then: UUID | None, code: Code) -> None:

@@ -78,7 +78,7 @@ def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, 
     scene.cluster.wait(1)
     said = scene.begin_deletions()
     assert set(outcomes(said).values()) == {Outcome.REFUSED}
-    assert {one.why.code for one in said.values()} == {Code.OTHER_OFFLOAD}
+    assert {one.why.code for one in said.values()} == {Code.COPY_DIFFERS}
     assert scene.deleted_ids == []
 
 
@@ -276,7 +276,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
     [
         (lambda scene: scene.list_only(scene.ids[2:]), Code.DELISTED),
         (lambda scene: [scene.write(i, None) for i in scene.due], Code.NOT_OFFLOADED),
-        (lambda scene: [scene.change(i, uuid=uuid4()) for i in scene.due], Code.OTHER_OFFLOAD),
+        (lambda scene: [scene.change(i, uuid=uuid4()) for i in scene.due], Code.COPY_DIFFERS),
         (lambda scene: [scene.change(i, complete=False) for i in scene.due], Code.NOT_OFFLOADED),
         (lambda scene: [scene.change(i, timestamp=1 << 60) for i in scene.due], Code.LAG),
     ],

@@ -73,13 +73,13 @@ def test_a_clock_that_runs_ahead_shortens_no_lag(scene: Scene) -> None:
 def test_another_attempt_than_was_proven(scene: Scene) -> None:
     proven = scene.proven(scene.due[0])
     scene.change(scene.due[0], uuid=uuid4())
-    assert refusal(scene, proven).code is Code.OTHER_OFFLOAD
+    assert refusal(scene, proven).code is Code.COPY_DIFFERS
 
 
 def test_another_bucket_than_was_proven(scene: Scene) -> None:
-    assert refusal(scene, scene.proven(scene.due[0], bucket="empty")).code is Code.OTHER_OFFLOAD
+    assert refusal(scene, scene.proven(scene.due[0], bucket="empty")).code is Code.COPY_DIFFERS
     scene.change(scene.due[0], driver_metadata={})
-    assert refusal(scene).code is Code.OTHER_OFFLOAD
+    assert refusal(scene).code is Code.COPY_DIFFERS
 
 
 @pytest.mark.parametrize("changes", [{"complete": False}, {"complete": False, "bookkeeper_deleted": True}])

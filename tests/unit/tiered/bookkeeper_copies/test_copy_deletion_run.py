@@ -260,7 +260,7 @@ OUTCOMES = [
 
 def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
     assert counted(OUTCOMES) == {Outcome.OFFLOADED: 1, Outcome.LEFT_TO_BROKER: 19}
-    assert said(OUTCOMES) == "1 ledgers offloaded, 0 deleted in BookKeeper; not done: 19 left-to-broker"
+    assert said(OUTCOMES) == "1 ledgers offloaded, 0 listed as deleted in BookKeeper; not done: 19 left-to-broker"
     shown = outcomes_shown(OUTCOMES)
     assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
     check_done(OUTCOMES, {})
