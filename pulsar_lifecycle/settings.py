@@ -176,7 +176,7 @@ class ObjectStoreSettings(Section):
     as objects are in it."""
     pulsar_cluster: str = ""
     """The cluster's name as its offloaders write it into the objects (``clusterName``); empty: ``cluster``. Only
-    objects that carry it are deleted."""
+    objects that carry it are proven or deleted."""
     exclusive: bool = False
     """States that no other cluster of that name ever wrote into these buckets. Messages that our own trims and
     deletions of topics did not send need it."""

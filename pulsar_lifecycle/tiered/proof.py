@@ -151,6 +151,12 @@ def find_copy(objects: ObjectStore, location: Location, source: Source, origin: 
     return None
 
 
+_NAMED_BY = {
+    offload_object.CLUSTER_NAME: " (object_store.pulsar_cluster, or else cluster: what the brokers' clusterName is)"
+}
+"""Which setting says what an object's user metadata must be, where one does: it may be that which is wrong."""
+
+
 def _check_origin(ledger: OffloadedLedger, origin: Origin) -> None:
     expected = {
         offload_object.CLUSTER_NAME: origin.cluster,
@@ -163,7 +169,8 @@ def _check_origin(ledger: OffloadedLedger, origin: Origin) -> None:
         for name, value in expected.items():
             found = head.metadata.get(name)
             if value and found != value:
-                raise CorruptFormat(url, 0, f"user metadata {name} {value!r}, found {found!r}")
+                setting = _NAMED_BY.get(name, "")
+                raise CorruptFormat(url, 0, f"user metadata {name} {value!r}{setting}, found {found!r}")
 
 
 def _check_metadata(ledger: OffloadedLedger, source: Source, *, whole: bool) -> None:

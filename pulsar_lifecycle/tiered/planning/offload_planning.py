@@ -332,7 +332,8 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     """The policies in force of every candidate namespace, and of its topics that have their own."""
     settings = cluster.settings
     with cluster.ports(read_only=True) as ports:
-        brokers, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
+        configurations = ports.admin.configurations()
+        brokers, problems = broker_layer(configurations, settings.offload, sandbox=sandbox)
         documents = policy_documents(ports.configuration)
     known, undecodable = documents.known, documents.undecodable
     if strange := sorted(set(namespaces) - {*known, *undecodable}):
@@ -355,6 +356,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     left_out |= {name: Why(OffloadCode.LEFT_OUT, str(error)) for name, error in bad.items()}
     said += [f"{name} is left out: {error}. {RESTORE}" for name, error in bad.items()]
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
+    said += unlike_cluster(configurations, settings.object_store, settings.cluster) if in_use else []
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.bookkeeper_copies == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
     return OffloadPolicies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
@@ -375,6 +377,18 @@ def broker_layer(
             problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {brokers[name]!r}")
         brokers[name] = value
     return brokers, problems
+
+
+def unlike_cluster(
+    configurations: Mapping[str, Mapping[str, str]], store: ObjectStoreSettings | None, cluster: str
+) -> list[str]:
+    """How the name that brokers write into their objects is not the one that we expect there."""
+    ours = (store and store.pulsar_cluster) or cluster
+    return [
+        f"the brokers' clusterName is {name!r}, object_store.pulsar_cluster or else cluster says {ours!r}: of what "
+        "brokers offloaded nothing is proven, released or swept until they agree"
+        for name in sorted({found.get("clusterName", "") for found in configurations.values()} - {"", ours})
+    ]
 
 
 def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:

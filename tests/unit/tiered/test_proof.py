@@ -253,11 +253,13 @@ def test_both_objects_need_their_format_version(key, version, error):
 
 
 @pytest.mark.parametrize("key", [DATA, INDEX])
-@pytest.mark.parametrize("name", ["pulsarclustername", "managedledgername"])
-def test_objects_of_another_cluster_or_topic_are_refused(key, name):
+@pytest.mark.parametrize(
+    ("name", "setting"), [("pulsarclustername", r" \(object_store.pulsar_cluster.*\)"), ("managedledgername", "")]
+)
+def test_objects_of_another_cluster_or_topic_are_refused(key, name, setting):
     copy = Copy()
     copy.store(key, copy.data(key), **{name: "other"})
-    with pytest.raises(CorruptFormat, match=f"user metadata {name} '.*', found 'other'"):
+    with pytest.raises(CorruptFormat, match=f"user metadata {name} '.*'{setting}, found 'other'"):
         copy.verify(origin=ORIGIN)
     assert found_code(copy, ORIGIN) is Code.COPY_DIFFERS
     assert copy.verify().entries == 100

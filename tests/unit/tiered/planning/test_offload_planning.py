@@ -29,6 +29,7 @@ from pulsar_lifecycle.tiered.planning.offload_planning import (
     leftovers,
     queued,
     totals,
+    unlike_cluster,
     unlike_object_store,
     unproven,
 )
@@ -63,6 +64,16 @@ def test_namespaces_where_reading_proves_nothing_are_named() -> None:
     policies = {"t/a": in_force(None, None, {}), "t/b": in_force(None, None, {BROKER_READ_PRIORITY: BOOKKEEPER})}
     (said,) = unproven(policies)
     assert said.startswith("t/b: brokers read BookKeeper first")
+
+
+def test_brokers_that_write_another_clusters_name_than_we_expect_are_named() -> None:
+    brokers = {"a": {"clusterName": "prod-eu"}, "b": {"clusterName": "prod-eu"}, "c": {}}
+    (said,) = unlike_cluster(brokers, ObjectStoreSettings(buckets=("b",)), "east")
+    assert said.startswith(
+        "the brokers' clusterName is 'prod-eu', object_store.pulsar_cluster or else cluster says 'east'"
+    )
+    assert unlike_cluster(brokers, ObjectStoreSettings(buckets=("b",), pulsar_cluster="prod-eu"), "east") == []
+    assert unlike_cluster(brokers, None, "prod-eu") == []
 
 
 def test_a_plan_counts_what_a_run_would_leave_to_brokers() -> None:

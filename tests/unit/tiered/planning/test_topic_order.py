@@ -39,7 +39,7 @@ class Offloading:
             "managedLedgerOffloadedReadPriority": "tiered-storage-first",
         }
         scene.servers.put(f"/admin/policies/{NAMESPACE}", json.dumps({"offload_policies": policies}).encode())
-        store = ObjectStoreSettings(buckets=(BUCKET,), endpoint=ENDPOINT)
+        store = ObjectStoreSettings(buckets=(BUCKET,), endpoint=ENDPOINT, pulsar_cluster="fake")
         settings = scene.settings.model_copy(update={"object_store": store})
         self.cluster = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
 
@@ -135,6 +135,17 @@ def test_policies_that_cannot_be_decoded_leave_out_their_own_namespace_alone(off
         plan, _ = make_offload_plan(offloading.cluster, epoch, named)
         assert (len(plan.warnings), plan.gaps) == (1, ())
         assert bad in plan.warnings[0]
+
+
+def test_a_plan_warns_where_brokers_write_another_clusters_name(offloading: Offloading) -> None:
+    offloading.scene.topic("a", 9, 8)
+    admin = offloading.scene.servers.admin
+    admin.configuration = {one: {"clusterName": "other", "replicatorPrefix": "pulsar.repl"} for one in admin.broker_ids}
+    epoch = judged_scan.scan(offloading.cluster, "run")
+    plan, _ = make_offload_plan(offloading.cluster, epoch, [NAMESPACE], everything=True)
+    (said,) = plan.warnings
+    assert "clusterName is 'other'" in said
+    assert plan.actionable
 
 
 def test_a_topic_whose_policies_cannot_be_decoded_by_now_is_left_alone(offloading: Offloading) -> None:
