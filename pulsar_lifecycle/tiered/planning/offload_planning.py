@@ -386,7 +386,7 @@ def unlike_cluster(
     ours = (store and store.pulsar_cluster) or cluster
     return [
         f"the brokers' clusterName is {name!r}, object_store.pulsar_cluster or else cluster says {ours!r}: of what "
-        "brokers offloaded nothing is proven, released or swept until they agree"
+        "brokers offloaded nothing is proven, deleted in BookKeeper or swept until they agree"
         for name in sorted({found.get("clusterName", "") for found in configurations.values()} - {"", ours})
     ]
 
