@@ -6,6 +6,7 @@ said a word against a rule (``words.py``).
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, StrictBool, field_validator, model_validator
@@ -317,13 +318,22 @@ class InactivitySettings(Section):
     subscriptions: tuple[str, ...] = ()
     """The same of inactive subscriptions, whose unread messages then go by retention."""
     kept_subscriptions: tuple[str, ...] = ()
-    """Names of subscriptions that never go, as inactive or expired, such as those of functions with a ``subName`` of
-    their own."""
+    """Names of subscriptions that never go, as inactive or expired."""
+    functions_metadata: str = "persistent://public/functions/metadata"
+    """The function workers' topic of functions, sinks and sources, whose subscriptions never go either:
+    their ``pulsarFunctionsNamespace`` and ``functionMetadataTopicName``. Empty: none is read."""
 
     @field_validator("topics", "subscriptions")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return owner_names(value)
+
+    @field_validator("functions_metadata")
+    @classmethod
+    def _name_a_topic(cls, value: str) -> str:
+        if value and not re.fullmatch(r"persistent://[^/]+/[^/]+/[^/]+", value):
+            raise ValueError(f"persistent://TENANT/NAMESPACE/TOPIC, or nothing, found {value!r}")
+        return value
 
 
 class DelayedIndexRepairs(Section):

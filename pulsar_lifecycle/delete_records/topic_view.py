@@ -29,10 +29,10 @@ from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
-from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replication_clusters
 from pulsar_lifecycle.topics.snapshot import TopicReading
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 
 CLUSTERS_ROOT = "/admin/clusters"

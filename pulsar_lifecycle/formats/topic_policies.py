@@ -1,7 +1,7 @@
 """Policies of single topics, as the messages of a namespace's ``__change_events`` say them.
 
 Belongs here: one entry of a compacted ledger, one event, and what a row of events comes to. Not here: which entries
-there are and where their schemas come from (``topics/change_events.py``), what the policies mean (``topics/``).
+there are and where their schemas come from (``topics/system_topics/change_events.py``), what policies mean.
 Upstream: ``SystemTopicBasedTopicPoliciesService.refreshTopicPoliciesCache``, ``TopicPoliciesService``, ``PulsarEvent``,
 ``RawMessageImpl.serialize``, pulsar-broker and pulsar-common 4.0.7.
 

@@ -175,7 +175,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
         to_load = None
         if load.reason is not LoadReason.LISTED:  # else it needs none
-            to_load = load_row(store, ports.reader, cluster.settings, subject, layers, context, brokers, shadows, now)
+            to_load = load_row(store, ports.reader, cluster, subject, layers, context, brokers, shadows, now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
     inputs = retention_topics(listed, positions, bookkeeper, policies, context)
     seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}

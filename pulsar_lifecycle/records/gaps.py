@@ -68,7 +68,8 @@ class GapCode(StrEnum):
     ATTEMPT_UNREAD = "attempt_unread"
     """Of a plan: a z-node of an offload attempt of ours cannot be read."""
     POLICIES_UNKNOWN = "policies_unknown"
-    """Of an offload or retention plan: policies in force could not be read, or the brokers' configurations differ."""
+    """Of a plan: policies in force, or by which names functions subscribe, could not be read, or the brokers'
+    configurations differ."""
     EARLIER_VERSION = "earlier_version"
     """Another version found it: it kept the sentence alone, or a code that this one does not know."""
 

@@ -2,7 +2,7 @@
 
 Belongs here: the three layers, and resolving them for every namespace and for each topic with a word of its own. Not
 here: the rule of one field (``topics/offload_policy.py``), reading the layers (``io/pulsar/admin.py``,
-``metastore/namespaces.py``, ``topics/change_events.py``), what runs do by them.
+``metastore/namespaces.py``, ``topics/system_topics/change_events.py``), what runs do by them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.policies import (
     POLICY_SWITCHES,
     InForce,
@@ -27,6 +26,7 @@ from pulsar_lifecycle.topics.retention_policy import (
     RetentionPolicy,
     policies_in_force,
 )
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespaces
 
 
 @dataclass(frozen=True, slots=True)

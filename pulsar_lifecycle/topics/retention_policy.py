@@ -1,7 +1,7 @@
 """The retention policy in force of a topic, and at which level it was set.
 
 Belongs here: how topic, namespace and broker settings become one policy, as brokers compute it. Not here: reading them
-(``topics/change_events.py``, ``metastore/walk.py``, ``io/pulsar/admin.py``), which ledgers it frees
+(``topics/system_topics/change_events.py``, ``metastore/walk.py``, ``io/pulsar/admin.py``), which ledgers it frees
 (``lifecycle/retention.py``). Upstream: ``BrokerService.getManagedLedgerConfig``, ``RetentionPolicies``, Pulsar 4.0.7.
 The first level that has a policy decides both dimensions: levels are never mixed.
 """

@@ -37,6 +37,7 @@ from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, would_be_load
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
@@ -109,6 +110,7 @@ class _Deletion:
     _clients: tuple[int, Mapping[str, TopicConnections]] | None = None
     _said: tuple[int, Mapping[str, Mapping[str, str]]] | None = None
     _listed: dict[str, tuple[int, Sequence[str]]] = field(default_factory=dict[str, tuple[int, Sequence[str]]])
+    _functions: FunctionSubscriptions | None = None
 
     def __post_init__(self) -> None:
         self._policies = PoliciesInForce(self.cluster)
@@ -271,13 +273,23 @@ class _Deletion:
         return None
 
     def _named_kept(self, cursors: Collection[str]) -> Why | None:
-        """Whether settings or brokers name one of these subscriptions by now."""
+        """Whether settings, brokers or function workers name one of these subscriptions by now."""
         ours = set(self.cluster.settings.inactivity.kept_subscriptions)
         for name in map(cursor_name, cursors):
             if name in ours:
                 return Why(InactiveKept.NAMED_KEPT, f"inactivity.kept_subscriptions names {name} by now")
             if name in self._system_cursors():
                 return Why(InactiveKept.SYSTEM_CURSOR, f"{SYSTEM_CURSORS} names {name} by now")
+        return self._of_functions(cursors) if cursors else None
+
+    def _of_functions(self, cursors: Collection[str]) -> Why | None:
+        if self._functions is None:
+            self._functions = function_subscriptions(self.cluster)
+        if self._functions.unknown:
+            return Why(InactiveKept.FUNCTIONS_UNKNOWN, self._functions.unknown)
+        if names := self._functions.names.intersection(map(cursor_name, cursors)):
+            text = f"a function, sink or source subscribes as {min(names)} by now"
+            return Why(InactiveKept.FUNCTION_SUBSCRIPTION, text)
         return None
 
     def _system_cursors(self) -> frozenset[str]:

@@ -150,6 +150,7 @@ def choice_of(settings: Settings, said: InForceNow) -> InactivityChoice:
         frozenset(own.kept_subscriptions),
         said.system_cursors,
         said.replicator,
+        said.functions,
         said.owners_keep,
     )
 

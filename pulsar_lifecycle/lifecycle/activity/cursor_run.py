@@ -42,6 +42,7 @@ from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun
@@ -84,7 +85,8 @@ def delete_subscriptions(
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             run = _topic_run(cluster, run_id, ports, evidence.check_store(cluster, ports.store))
-            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, None).all(rows, report)
+            functions = function_subscriptions(cluster)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, functions, None).all(rows, report)
     with published(cluster), topic_ports(cluster) as ports:
         fingerprint = evidence.check_may_act(cluster, ports.store)
         with control.held_lease(cluster.settings, ports.store, ports.clock, f"subscriptions run {run_id}") as lease:
@@ -93,7 +95,8 @@ def delete_subscriptions(
             end_deletions(cluster, ports)
             run = _topic_run(cluster, run_id, ports, fingerprint)
             guard = RunGuard(lease.guard, unloads_of(cluster.settings, ports.clock))
-            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, guard).all(rows, report)
+            functions = function_subscriptions(cluster)
+            return _Deletion(cluster, run, ports, summary.plan_id, whole, begins, functions, guard).all(rows, report)
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -122,6 +125,7 @@ class _Deletion:
     plan_id: str
     whole: Mapping[tuple[str, str], int]
     begins: int
+    functions: FunctionSubscriptions
     guard: RunGuard | None
     _seen: dict[str, tuple[int, Mapping[str, str], Monitors | None]] = field(default_factory=dict)
     _going: dict[Topic, set[str]] = field(default_factory=dict[Topic, set[str]])
@@ -200,6 +204,8 @@ class _Deletion:
             return Why(InactiveKept.NOT_CHOSEN, "inactivity.subscriptions does not name it by now")
         if row["cursor"] in own.kept_subscriptions:
             return Why(InactiveKept.NAMED_KEPT, "inactivity.kept_subscriptions names it by now")
+        if kept := self._kept_by_function(row["cursor"]):
+            return kept
         _, info = snapshot.topic_node(self.ports.store, topic)
         if info.terminated is not None:
             return Why(Protection.TERMINATED, "its topic is terminated")
@@ -207,6 +213,13 @@ class _Deletion:
         protected = self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         return protected or self._changed(node, row) or self._at_broker(topic, node, row, last)
+
+    def _kept_by_function(self, subscription: str) -> Why | None:
+        if self.functions.unknown:
+            return Why(InactiveKept.FUNCTIONS_UNKNOWN, self.functions.unknown)
+        if subscription in self.functions.names:
+            return Why(InactiveKept.FUNCTION_SUBSCRIPTION, "a function, sink or source subscribes by its name by now")
+        return None
 
     def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:

@@ -18,13 +18,15 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.policies import InForce, owners_keep
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
+from pulsar_lifecycle.topics.system_topics.function_subscriptions import function_subscriptions
 
 
 @dataclass(frozen=True, slots=True)
 class InForceNow:
     """What policies and brokers say. ``replicated``: 1 for topics that are to be sent elsewhere, else 0.
 
-    ``system_cursors``: what brokers call cursors of their own; ``replicator``: how replicators' begin. None: not known.
+    ``system_cursors``: what brokers call cursors of their own; ``replicator``: how replicators' begin;
+    ``functions``: by which names functions subscribe. None: not known.
     ``owners_keep``: topics whose own policy says that they are not deleted while they are inactive. ``undecodable``:
     why nothing is known of some namespaces.
     """
@@ -35,6 +37,7 @@ class InForceNow:
     replicator: str
     owners_keep: frozenset[str] = frozenset()
     undecodable: tuple[str, ...] = ()
+    functions: frozenset[str] | None = frozenset()
 
 
 def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tuple[str, ...]]:
@@ -49,10 +52,14 @@ def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tu
     monitors = monitors_in_force(layers)
     replicated, keep = _sent(monitors.replication), owners_keep(layers)
     undecodable = tuple(layers.undecodable.values())
-    found = InForceNow(policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep, undecodable)
+    said = function_subscriptions(cluster)
+    functions, unknown = (None, (said.unknown,)) if said.unknown else (said.names, ())
+    found = InForceNow(
+        policies_in_force(layers), replicated, monitors.system_cursors, REPLICATOR, keep, undecodable, functions
+    )
     if monitors.replicator is None:
-        return replace(found, system_cursors=None), ("the brokers do not say their replicatorPrefix",)
-    return replace(found, replicator=monitors.replicator), ()
+        return replace(found, system_cursors=None), ("the brokers do not say their replicatorPrefix", *unknown)
+    return replace(found, replicator=monitors.replicator), unknown
 
 
 def _sent(replication: InForce[Replication | None]) -> InForce[int | None]:

@@ -39,8 +39,9 @@ _NO_CODE = pa.scalar(None, pa.string())
 class InactivityChoice:
     """The settings' word. ``period``: ms; ``topics`` and ``subscriptions``: tenants, namespaces and topics.
 
-    ``system_cursors``: what brokers call their own beside the known ones; None: not known. ``replicator``:
-    how replicators' cursors begin. ``owners_keep``: topics whose own policy keeps them while they are inactive.
+    ``system_cursors``: what brokers call their own beside the known ones; ``functions``: by which names functions
+    subscribe; None: not known. ``replicator``: how replicators' cursors begin. ``owners_keep``: topics whose own policy
+    keeps them while they are inactive.
     """
 
     period: int
@@ -49,6 +50,7 @@ class InactivityChoice:
     kept_subscriptions: frozenset[str] = frozenset()
     system_cursors: frozenset[str] | None = frozenset()
     replicator: str = REPLICATOR
+    functions: frozenset[str] | None = frozenset()
     owners_keep: frozenset[str] = frozenset()
 
 
@@ -166,6 +168,8 @@ def _kept_by_name(names: Any, choice: InactivityChoice) -> list[tuple[Any, Inact
         (pc.is_in(names, system), InactiveKept.SYSTEM_CURSOR),
         (pc.match_substring_regex(names, FUNCTION), InactiveKept.FUNCTION_CURSOR),
         (pc.is_in(names, pa.array(sorted(choice.kept_subscriptions), pa.string())), InactiveKept.NAMED_KEPT),
+        (pc.is_in(names, pa.array(sorted(choice.functions or ()), pa.string())), InactiveKept.FUNCTION_SUBSCRIPTION),
+        (pa.array([choice.functions is None] * len(names), pa.bool_()), InactiveKept.FUNCTIONS_UNKNOWN),
     ]
 
 

@@ -7,7 +7,7 @@ Loads no topic, recovers no ledger, and writes nothing to the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,7 @@ from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 OPEN_TABLE, BACKLOG_TABLE = "open_ledgers", "subscription_backlog"
@@ -73,10 +74,13 @@ def build_held(cluster: Cluster, epoch: Epoch) -> tuple[str, ...]:
     )
     opened = _Opened(tables, share_of(cluster.tasks, cluster.settings), cluster.connect, said.rollover, now)
     cluster.store(epoch_id, OPEN_TABLE, OPEN_LEDGERS, opened.rows, parts)
-    kept = cluster.settings.inactivity.kept_subscriptions
+    functions = FunctionSubscriptions()
+    if said.monitors and any(said.monitors.expiry.values()):  # else nothing expires
+        functions = function_subscriptions(cluster)
+    kept = functions.names.union(cluster.settings.inactivity.kept_subscriptions)
     held = _Held(tables, cluster.parts(epoch_id, OPEN_TABLE), said.monitors, kept, now)
     cluster.store(epoch_id, BACKLOG_TABLE, SUBSCRIPTION_BACKLOG, held.rows, parts)
-    return said.problems
+    return (*said.problems, *filter(None, [functions.unknown]))
 
 
 def held_rows(lake: Lake, epoch_id: str, table: str) -> pa.Table:
@@ -159,7 +163,7 @@ class _Held:
     tables: RetentionTables
     opened: Sequence[str]
     monitors: Monitors | None
-    kept: Sequence[str]
+    kept: Collection[str]
     now: int
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:

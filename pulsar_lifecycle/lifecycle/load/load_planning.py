@@ -36,14 +36,16 @@ from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
+from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
 
 TABLE = "topics_to_load"
 POSITIONS_TABLE = "idle_cursor_positions"
+_NO_FUNCTIONS = FunctionSubscriptions()
 
 
-def choice_of(settings: Settings) -> LoadChoice:
-    """The settings' word on which topics may be loaded."""
+def choice_of(settings: Settings, functions: FunctionSubscriptions) -> LoadChoice:
+    """The settings' word on which topics may be loaded, and the function workers' on which subscriptions never go."""
     load = settings.load
     return LoadChoice(
         frozenset(load.namespaces),
@@ -51,9 +53,15 @@ def choice_of(settings: Settings) -> LoadChoice:
         frozenset(load.topic_deletion),
         frozenset(load.backlog_eviction),
         frozenset(load.compaction),
-        frozenset(settings.inactivity.kept_subscriptions),
+        functions.names.union(settings.inactivity.kept_subscriptions),
         load.min_bytes,
     )
+
+
+def functions_now(cluster: Cluster) -> FunctionSubscriptions:
+    """By which names functions subscribe; nobody looks where the settings let no load delete a subscription."""
+    load = cluster.settings.load
+    return function_subscriptions(cluster) if load.subscription_expiry or load.inactive_subscriptions else _NO_FUNCTIONS
 
 
 def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
@@ -81,7 +89,10 @@ def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     )
     unused = planned_inactive(cluster, epoch_id)
     inactive = Inactive(chosen(cluster.settings, unused))
-    choice = choice_of(cluster.settings)
+    functions = functions_now(cluster)
+    if functions.unknown:
+        gaps.append(Gap(GapCode.POLICIES_UNKNOWN, "inactivity.functions_metadata", functions.unknown))
+    choice = choice_of(cluster.settings, functions)
     while True:
         judging = _Judging(share, cluster.connect, tables, monitors_in_force(layers), choice, now, inactive)
         cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)

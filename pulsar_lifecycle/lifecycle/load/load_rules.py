@@ -62,7 +62,7 @@ class LoadKept(StrEnum):
     """`load.namespaces` does not name it: retention goes by metadata alone."""
     SUBSCRIPTION_WOULD_EXPIRE = "subscription_would_expire"
     """Its broker would delete a subscription without consumers within a day, and `load.subscription_expiry` does not
-    name it; or `inactivity.kept_subscriptions` names the subscription."""
+    name it; or `inactivity.kept_subscriptions` names the subscription, or a function subscribes by its name."""
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
     """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
@@ -81,7 +81,7 @@ class LoadKept(StrEnum):
     name that cluster any more. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
     """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
-    not known."""
+    not known, or by which names functions subscribe."""
     LITTLE_TO_FREE = "little_to_free"
     """A load would free less than `load.min_bytes`."""
     PARTITION_STAYS = "partition_stays"

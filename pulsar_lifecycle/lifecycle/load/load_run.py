@@ -23,7 +23,7 @@ from pulsar_lifecycle.lifecycle import unused_subscriptions
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
-from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
+from pulsar_lifecycle.lifecycle.load.load_planning import choice_of, functions_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.load.visit import Visit
@@ -307,13 +307,15 @@ class _LoadRun:
         answers = load_state.ask_brokers(self.ports.store, self.ports.admin)
         brokers, namespaces = answers.brokers, {str(topic.namespace) for topic in topics}
         layers, differing = policies_now(self.cluster, namespaces, BROKER_NAMES, answers.configurations)
+        functions = functions_now(self.cluster)
+        differing = (*differing, *filter(None, [functions.unknown]))
         unlocked = lockless(answers.configurations)
         owners = Owners(unlocked)
         owned = {topic: owners.of(self.ports.store, brokers, topic) for topic in topics}
         unanswered = self._unanswered(owned, answers)
         policies, monitors = policies_in_force(layers), monitors_in_force(layers)
         fresh = read_now(self.ports.store, self.ports.reader, self.run.ledgers_root, topics)
-        chosen, end = choice_of(self.cluster.settings), now + int(self._settings.timeout * 1000) * STEPS
+        chosen, end = choice_of(self.cluster.settings, functions), now + int(self._settings.timeout * 1000) * STEPS
 
         def opened(listed: pa.Table, idle: Any) -> pa.Table:
             ids = last_of(listed, idle, chosen)

@@ -55,8 +55,9 @@ LEFT_LOADED = 86_400_000
 
 DEDUPLICATION, REPLICATOR = "pulsar.dedup", "pulsar.repl."
 """Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
-FUNCTION = r"^[^/]+/[^/]+/[^/]+$"
-"""Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``)."""
+FUNCTION = r"^(?:[^/]+/[^/]+/[^/]+|participants)$"
+"""Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``),
+their workers to elect a leader as ``participants`` (``MembershipManager``)."""
 
 
 @dataclass(frozen=True, slots=True)

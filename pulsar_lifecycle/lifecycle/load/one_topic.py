@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.lifecycle.held.open_sizes import open_sizes
 from pulsar_lifecycle.lifecycle.load.fresh import read_now
-from pulsar_lifecycle.lifecycle.load.load_planning import choice_of
+from pulsar_lifecycle.lifecycle.load.load_planning import choice_of, functions_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
 from pulsar_lifecycle.lifecycle.retention_inputs import with_shadow_sources
@@ -23,7 +23,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
@@ -33,7 +33,7 @@ from pulsar_lifecycle.topics.snapshot import ShadowSources
 def load_row(
     store: MetadataStore,
     reader: LedgerReader,
-    settings: Settings,
+    cluster: Cluster,
     topic: Topic,
     layers: Layers,
     context: Context,
@@ -43,9 +43,11 @@ def load_row(
 ) -> Mapping[str, Any] | None:
     """The topic's row of ``TOPICS_TO_LOAD`` at ``now`` (ms); None if it needs no broker, or is gone.
 
-    ``layers``: with what brokers say of ``monitors.BROKER_NAMES``.
+    ``layers``: with what brokers say of ``monitors.BROKER_NAMES``. Kept where a plan would be report-only, as nobody
+    knows by which names functions subscribe.
     """
-    root, choice = settings.bookkeeper.ledgers_root, choice_of(settings)
+    functions, root = functions_now(cluster), cluster.settings.bookkeeper.ledgers_root
+    choice = choice_of(cluster.settings, functions)
 
     def opened(listed: pa.Table, idle: Any) -> pa.Table:
         return open_sizes(store, reader, root, last_of(listed, idle, choice))
@@ -53,7 +55,8 @@ def load_row(
     fresh = read_now(store, reader, root, [topic])
     fresh = replace(fresh, listed=with_shadow_sources(fresh.listed, shadows))
     tables = fresh.for_loading(policies_in_force(layers), context, brokers, now, opened)
-    return next(iter(topics_to_load(tables, monitors_in_force(layers), choice, now).to_pylist()), None)
+    row = next(iter(topics_to_load(tables, monitors_in_force(layers), choice, now).to_pylist()), None)
+    return {**row, "kept": row["kept"] or str(LoadKept.MONITORS_UNKNOWN)} if row and functions.unknown else row
 
 
 def kept_code(row: Mapping[str, Any] | None) -> LoadKept | RetentionVerdict | Protection | None:

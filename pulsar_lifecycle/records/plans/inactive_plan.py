@@ -23,9 +23,14 @@ class InactiveKept(StrEnum):
     REPLICATOR_CURSOR = "replicator_cursor"
     """A replicator reads by it."""
     FUNCTION_CURSOR = "function_cursor"
-    """Its name is that of a function, a sink or a source: `tenant/namespace/name`."""
+    """Its name is that of a function, a sink or a source, `tenant/namespace/name`, or their workers' own."""
     NAMED_KEPT = "named_kept"
     """`inactivity.kept_subscriptions` names it."""
+    FUNCTION_SUBSCRIPTION = "function_subscription"
+    """A function, a sink or a source subscribes by this name, to whatever topic, or did: the function workers' topic
+    `inactivity.functions_metadata` says so."""
+    FUNCTIONS_UNKNOWN = "functions_unknown"
+    """That topic exists and cannot be read whole: any subscription may be that of a function."""
     COMPACTED = "compacted"
     """It has a `__compaction` cursor: table views and readers read its compacted view, whatever retention says, and its
     broker would not delete it either. `delete_topics` does."""

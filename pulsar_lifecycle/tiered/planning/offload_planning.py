@@ -45,7 +45,6 @@ from pulsar_lifecycle.tiered.planning import candidates
 from pulsar_lifecycle.tiered.planning.candidates import TopicState
 from pulsar_lifecycle.tiered.planning.topic_order import topic_order
 from pulsar_lifecycle.topics import offload_policy, protection, retention_policy
-from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.offload_policy import (
     BROKER_READ_PRIORITY,
     DRIVER,
@@ -62,6 +61,7 @@ from pulsar_lifecycle.topics.policies import (
     common_configuration,
 )
 from pulsar_lifecycle.topics.retention_policy import RETENTION_POLICIES, RetentionPolicy
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.write import writes_loaded
 
 TABLE = "offload_candidates"

@@ -26,7 +26,8 @@ from pulsar_lifecycle.trimming.inactive_run import delete_inactive
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
-from tests.integration.lifecycle.retention import BUNDLES, backlog
+from tests.golden.files import GOLDEN, entries
+from tests.integration.lifecycle.retention import BUNDLES, backlog, keep_inactive_topics
 from tests.integration.pipeline import (
     Pipeline,
     at_rest,
@@ -193,3 +194,39 @@ def test_what_nobody_uses_is_reported_and_goes_by_plan_and_nothing_else_does(
         assert unsubscribed(pipeline, order, namespace)[unread] == Code.BROKER_DELETED
         assert not subscribed(sandbox, unread)
         assert there(sandbox, unread)
+
+
+def test_what_functions_read_by_stays(sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]) -> None:
+    """Their metadata is as the workers' classes write it; its topic is unloaded, and stays so."""
+    namespace = new_namespace(sandbox, "functions", BUNDLES)
+    metadata, topic = (f"persistent://{namespace}/{name}" for name in ("metadata", "read"))
+    said = {"period": f"{PERIOD}s", "subscriptions": [namespace], "functions_metadata": metadata}
+    pipeline = pipelines({"inactivity": said})
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        keep_inactive_topics(admin, namespace)
+        topics.publish(client, metadata, entries(GOLDEN / "functions" / "requests.values.bin"))
+        for name in ("enriching", "s3-größer", "s"):
+            client.subscribe(topic, name, initial_position=pulsar.InitialPosition.Earliest).close()
+        topics.publish(client, topic, topics.payloads(10))
+        since = time.time()
+        for one in (metadata, topic):
+            admin.unload(one)
+        wait_unlisted(sandbox, [metadata, topic])
+        wait_until_unloaded_counts(since)
+        reported(pipeline)
+        time.sleep(PERIOD)
+        with sandbox.metadata() as zk:
+            before = at_rest(zk, [f"/managed-ledgers/{namespace}"])
+            _, report = reported(pipeline)
+            assert transactions(zk, [f"/managed-ledgers/{namespace}"]) == before
+        assert not report.problems
+        found = {row["cursor"]: row["kept"] for row in report.cursors.to_pylist() if row["topic"] == topic}
+        of_function = InactiveKept.FUNCTION_SUBSCRIPTION
+        assert found == {"enriching": of_function, "s3-größer": of_function, "s": None}
+
+        topics.publish(client, metadata, [b"no metadata"])
+        epoch, report = reported(pipeline)
+        _, (plan, rows) = make_inactive_plans(pipeline.where, epoch, report)
+        assert not plan.actionable
+        assert topic not in rows.column("topic").to_pylist()
+        assert any(gap.text.startswith(f"{metadata} cannot be read whole") for gap in plan.gaps)

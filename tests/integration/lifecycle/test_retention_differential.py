@@ -45,11 +45,11 @@ from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.settings import PulsarSettings, load_settings
-from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

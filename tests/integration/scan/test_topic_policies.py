@@ -21,8 +21,8 @@ from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
-from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import NamespacePolicies
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import topics

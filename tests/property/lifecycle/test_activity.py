@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CURSOR_ACTIVITY, TOPIC_ACTIVITY
-from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, inactive_cursors
+from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, inactive_cursors, inactive_topics
 from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
@@ -112,3 +112,27 @@ def test_no_cursor_with_use_within_the_period_is_inactive_and_any_other_is_once_
         assert inactive.num_rows == (scans >= 2 and max(watched, used) <= now - PERIOD)
         kept = inactive.column("kept").to_pylist()
         assert all(code == (InactiveKept.UNKNOWN_CURSOR if step.unread else InactiveKept.NOT_CHOSEN) for code in kept)
+
+
+@given(
+    st.lists(st.sampled_from(["s", "t", "u", "t/n/f"]), min_size=1, unique=True),
+    st.none() | st.frozensets(st.sampled_from(["s", "t"])),
+)
+def test_no_cursor_goes_that_may_be_a_functions_and_no_topic_that_has_one(
+    cursors: list[str], functions: frozenset[str] | None
+) -> None:
+    """Whatever is chosen: its name alone counts."""
+    at, nothing = START - 2 * PERIOD, dict.fromkeys(CURSOR_ACTIVITY.names)
+    own = {"topic": TOPIC, "namespace": NAMESPACE, "known": True, "replicated_subscription": False}
+    seen = {"watched_since": at, "scans": 2, "last_read": at, "last_write": at, "last_client": at}
+    rows = [{**nothing, **own, **seen, "cursor": name} for name in cursors]
+    more = {"last_ledger_id": -1, "end_ledger_id": -1, "unread_subscriptions": 0, "replicated": False}
+    topic = {**dict.fromkeys(TOPIC_ACTIVITY.names), "topic": TOPIC, "namespace": NAMESPACE, **seen, **more}
+    them, topics = pa.Table.from_pylist(rows, CURSOR_ACTIVITY), pa.Table.from_pylist([topic], TOPIC_ACTIVITY)
+    chosen = frozenset([NAMESPACE])
+    choice = InactivityChoice(PERIOD, chosen, chosen, functions=functions)
+    stays = {name for name in cursors if functions is None or name in functions or "/" in name}
+    going = inactive_cursors(them, topics, choice, START).to_pylist()
+    assert {row["cursor"] for row in going if row["kept"]} == stays
+    (row,) = inactive_topics(topics, them, choice, START).to_pylist()
+    assert (row["kept"] is not None) == bool(stays)

@@ -30,7 +30,6 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Children
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.settings import Settings
 from tests.simulation.mutations.mutation import Mutation
 
 
@@ -39,8 +38,8 @@ def load_whatever_needs_it() -> Iterator[None]:
     """Topics are loaded whose namespace the settings do not name."""
     real = load_planning.choice_of
 
-    def any_topic(settings: Settings) -> LoadChoice:
-        return replace(real(settings), load=frozenset({"acme"}))
+    def any_topic(*said: Any) -> LoadChoice:
+        return replace(real(*said), load=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
         yield
@@ -51,8 +50,8 @@ def brokers_may_evict() -> Iterator[None]:
     """A backlog quota is no reason to leave a topic alone."""
     real = load_planning.choice_of
 
-    def any_topic(settings: Settings) -> LoadChoice:
-        return replace(real(settings), backlog_eviction=frozenset({"acme"}))
+    def any_topic(*said: Any) -> LoadChoice:
+        return replace(real(*said), backlog_eviction=frozenset({"acme"}))
 
     with patch.object(load_planning, "choice_of", any_topic), patch.object(load_run, "choice_of", any_topic):
         yield

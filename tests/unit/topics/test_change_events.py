@@ -21,8 +21,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.topics.change_events import read_namespace
 from pulsar_lifecycle.topics.policies import NamespacePolicies, Unreadable
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.offloaded import attempt
 

@@ -9,9 +9,9 @@ import pytest
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.change_events import NamespacePolicies
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, in_force, policies_in_force
+from pulsar_lifecycle.topics.system_topics.change_events import NamespacePolicies
 
 BROKER = {"defaultRetentionTimeInMinutes": "30", "defaultRetentionSizeInMB": "-1"}
 NOTHING = TopicPolicies()

@@ -322,6 +322,7 @@ def test_what_keeps_inactive_subscriptions(scene: ActivityScene) -> None:
     [
         ("named", InactiveKept.NAMED_KEPT),
         ("tenant/ns/function", InactiveKept.FUNCTION_CURSOR),
+        ("participants", InactiveKept.FUNCTION_CURSOR),
         ("own", InactiveKept.SYSTEM_CURSOR),
         ("__compaction", InactiveKept.COMPACTED),
         ("s", None),

@@ -30,6 +30,7 @@ from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.functions import functions_subscribe, set_functions
 
 
 @pytest.fixture
@@ -180,6 +181,14 @@ def _named_kept(scene: ActivityScene) -> None:
     scene.choose(kept_subscriptions=("s",))
 
 
+def _of_a_function(scene: ActivityScene) -> None:
+    functions_subscribe(scene.servers, "s")
+
+
+def _functions_unread(scene: ActivityScene) -> None:
+    set_functions(scene.servers, b"no metadata")
+
+
 def _system(scene: ActivityScene) -> None:
     scene.configure(additionalSystemCursorNames="[s]")
 
@@ -208,6 +217,8 @@ def _alone(scene: ActivityScene) -> None:
         (_held, Protection.LEGAL_HOLD),
         (_named_kept, InactiveKept.NAMED_KEPT),
         (_system, InactiveKept.SYSTEM_CURSOR),
+        (_of_a_function, InactiveKept.FUNCTION_SUBSCRIPTION),
+        (_functions_unread, InactiveKept.FUNCTIONS_UNKNOWN),
         (_not_chosen, InactiveKept.NOT_CHOSEN),
         (_alone, InactiveKept.LAST_SUBSCRIPTION),
     ],

@@ -8,11 +8,15 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, kept_by_owner
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies, owners_keep
+from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
+from tests.kit.simulated.functions import METADATA, functions_subscribe, set_functions
 
 
 @pytest.fixture
@@ -53,3 +57,42 @@ def test_a_topic_whose_own_policy_keeps_it_stays() -> None:
     topics = pa.array(["persistent://t/n/a-partition-0", "persistent://t/n/a", "persistent://t/n/b"])
     choice = InactivityChoice(1, owners_keep=owners_keep(layers))
     assert kept_by_owner(topics, choice).to_pylist() == [True, True, False]
+
+
+def report_only(scene: ActivityScene) -> list[Gap]:
+    """The gaps of the newest report's plans, which are the same of both."""
+    assert scene.epoch
+    report = scene.report()
+    made = make_inactive_plans(scene.cluster, scene.epoch, report)
+    (topics, _), (subscriptions, _) = made
+    assert topics.gaps == subscriptions.gaps
+    return list(topics.gaps)
+
+
+def test_a_subscription_by_whose_name_a_function_subscribes_stays_and_with_it_its_topic(scene: ActivityScene) -> None:
+    """Whatever topics the function reads."""
+    functions_subscribe(scene.servers, "enriching")
+    for name in ("a", "b"):
+        scene.used(name, "enriching" if name == "a" else "s")
+    report = scene.days(8)
+    own = {"metadata": Protection.UNKNOWN_NAMESPACE}
+    assert kept(report.topics) == {**own, "a": InactiveKept.FUNCTION_SUBSCRIPTION, "b": None}
+    assert kept(report.cursors) == {"a/enriching": InactiveKept.FUNCTION_SUBSCRIPTION, "b/s": None}
+    assert report_only(scene) == []
+
+
+def test_all_subscriptions_stay_where_nobody_knows_those_of_functions(scene: ActivityScene) -> None:
+    """And the plans, which say what to do, are only reports."""
+    set_functions(scene.servers, b"no metadata")
+    scene.used("a", "s")
+    scene.used("bare")
+    report = scene.days(8)
+    own = {"metadata": Protection.UNKNOWN_NAMESPACE}
+    assert kept(report.topics) == {**own, "a": InactiveKept.FUNCTIONS_UNKNOWN, "bare": None}
+    assert kept(report.cursors) == {"a/s": InactiveKept.FUNCTIONS_UNKNOWN}
+    (gap,) = report_only(scene)
+    assert gap.code is GapCode.POLICIES_UNKNOWN
+    assert gap.text.startswith(f"{METADATA} cannot be read whole")
+    scene.choose(functions_metadata="")
+    assert kept(scene.report().cursors) == {"a/s": None}
+    assert report_only(scene) == []

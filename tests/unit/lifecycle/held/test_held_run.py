@@ -16,6 +16,7 @@ from pulsar_lifecycle.lifecycle.storage_run import build_storage_report
 from pulsar_lifecycle.model import Position
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import MB
+from tests.kit.simulated.functions import functions_subscribe
 
 ROLLOVER = {
     "managedLedgerMinLedgerRolloverTimeMinutes": "10",
@@ -204,6 +205,7 @@ def test_a_replicator_of_a_loaded_topic_sends(scene: ActivityScene, ttl: int, ex
         ("s", 20, False, BacklogEnds.NO_TTL),
         ("s", 30, True, BacklogEnds.NO_TTL),
         ("kept", 30, False, BacklogEnds.NO_TTL),
+        ("enriching", 30, False, BacklogEnds.NO_TTL),
     ],
 )
 def test_a_load_ends_the_backlog_of_an_expired_subscription(
@@ -212,6 +214,7 @@ def test_a_load_ends_the_backlog_of_an_expired_subscription(
     inactivity = scene.cluster.settings.inactivity.model_copy(update={"kept_subscriptions": ("kept",)})
     settings = scene.cluster.settings.model_copy(update={"inactivity": inactivity})
     object.__setattr__(scene.cluster, "settings", settings)
+    functions_subscribe(scene.servers, "enriching")
     ids = scene.topic("a", 300, 200)
     scene.servers.clock.advance(0.001)
     scene.at("a", name, Position(ids[0], -1), last_active=scene.now - hours * 3_600_000)

@@ -1,0 +1,59 @@
+"""By which names functions, sinks and sources subscribe, read out of the function workers' metadata topic.
+
+Belongs here: reading it whole, or saying that nothing is known. Not here: its bytes (``formats/function_metadata.py``),
+what is kept by it. A name counts on every topic, as long as it is read here: of a function that has another one since,
+or is deleted, too, unless compaction removed it. Those that functions have by default are told without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import function_metadata
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
+
+WAY_OUT = 'If that lasts, set inactivity.functions_metadata = "", and name these in inactivity.kept_subscriptions'
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSubscriptions:
+    """The names; ``unknown``: why nothing is known of them, and what to do about it."""
+
+    names: frozenset[str] = frozenset()
+    unknown: str | None = None
+
+
+def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
+    """What is said now in ``inactivity.functions_metadata``, within the budget for reading entries; never raises."""
+    settings = cluster.settings
+    name = settings.inactivity.functions_metadata
+    if not name:
+        return FunctionSubscriptions()
+    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
+    try:
+        with cluster.ports(read_only=True, pace=pace) as ports:
+            ports.store.sync("/")
+            found = _names(ports.store, ports.reader, Topic.parse(name), settings.bookkeeper.ledgers_root)
+        return FunctionSubscriptions(found)
+    except LifecycleError as error:
+        text = f"{name} cannot be read whole, so nobody knows by which names functions subscribe: {error}. {WAY_OUT}"
+        return FunctionSubscriptions(unknown=text)
+
+
+def _names(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> frozenset[str]:
+    parts = parts_of(store, topic.namespace, topic.local)
+    return frozenset(name for part in parts for name in read_whole(store, reader, part, root, _taken) or ())
+
+
+def _taken(entries: Iterator[tuple[Position, bytes]]) -> set[str]:
+    found = set[str]()
+    for position, data in entries:
+        with located(f"entry {position}"):
+            found.update(name for one in messages_of(data)[1] if (name := function_metadata.subscription_of(one)))
+    return found

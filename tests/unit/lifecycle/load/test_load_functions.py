@@ -1,0 +1,73 @@
+"""Loads delete no subscription of a function, and none at all where nobody knows by which names functions subscribe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pulsar_lifecycle.inspect.explain_topic import explain_topic
+from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.records.outcomes import Outcome
+from tests.kit.scenes.lifecycle.load_runs import OWN, applied, plan, planned, stored
+from tests.kit.scenes.lifecycle.load_scene import LoadScene
+from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE
+from tests.kit.simulated.functions import METADATA, functions_subscribe, set_functions
+
+A = Topic.parse(f"{OWN}a")
+
+
+def abandoned(scene: LoadScene) -> None:
+    """Nobody has used subscription ``s`` for longer than the expiration time; it has read nothing."""
+    scene.namespace(subscription_expiration_time_minutes=20 * 60)
+    scene.change(subscription_expiry=(NAMESPACE,))
+    ids = scene.topic("a", 700, 690, 680)
+    scene.servers.clock.advance(0.001)  # its broker closes it after it made the last ledger
+    scene.servers.cursor(A, "s", at=ids[0], active=scene.now - 30 * 60 * MINUTE)
+    scene.servers.cursor(A, "live", at=ids[-1], entry=0, active=scene.now + 100 * 60 * MINUTE)
+
+
+def explained(scene: LoadScene) -> Any:
+    return explain_topic(scene.cluster, A, Brokers({}, scene.servers.admin.stats_interval_ms())).load_kept
+
+
+def test_no_plan_has_the_subscription_of_a_function(scene: LoadScene) -> None:
+    abandoned(scene)
+    functions_subscribe(scene.servers, "s")
+    assert plan(scene)[1] == []
+    assert "a" not in stored(scene)
+    functions_subscribe(scene.servers, "other")
+    assert len(plan(scene)[1]) == 1
+    assert explained(scene) is None
+
+
+def test_a_function_that_subscribes_by_the_name_since_the_plan_keeps_the_topic(scene: LoadScene) -> None:
+    abandoned(scene)
+    made = planned(scene, "a")
+    functions_subscribe(scene.servers, "s")
+    (one,) = applied(scene, made)
+    assert (one.outcome, one.why.code) == (Outcome.LEFT, Code.CHANGED_SINCE_PLAN)
+    assert "s" in scene.servers.zookeeper.names(scene.servers.topic_path(A))
+
+
+def test_a_plan_is_report_only_where_nobody_knows_the_names(scene: LoadScene) -> None:
+    abandoned(scene)
+    set_functions(scene.servers, b"no metadata")
+    summary, _ = plan(scene)
+    (gap,) = summary.gaps
+    assert (gap.code, gap.where) == (GapCode.POLICIES_UNKNOWN, "inactivity.functions_metadata")
+    assert gap.text.startswith(f"{METADATA} cannot be read whole")
+    assert explained(scene) is LoadKept.MONITORS_UNKNOWN
+    scene.change(subscription_expiry=())
+    assert not plan(scene)[0].gaps  # no load deletes a subscription
+
+
+def test_nothing_is_loaded_once_nobody_knows_the_names(scene: LoadScene) -> None:
+    abandoned(scene)
+    made = planned(scene, "a")
+    set_functions(scene.servers, b"no metadata")
+    (one,) = applied(scene, made)
+    assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.MONITORS_UNKNOWN)
+    assert str(METADATA) in one.why.text
