@@ -275,7 +275,7 @@ class LoadSettings(Section):
     loaded."""
     backlog_eviction: tuple[str, ...] = ()
     """Of these, where a broker may drop unread messages beyond a backlog quota (``consumer_backlog_eviction``)
-    meanwhile. Elsewhere a topic that has any is not loaded."""
+    meanwhile, which no cap counts. Elsewhere a topic that has any is not loaded."""
     compaction: tuple[str, ...] = ()
     """Of these, where a broker may begin a compaction by a compaction threshold meanwhile, or make the cursor of one.
     Elsewhere a topic where that would happen is not loaded."""

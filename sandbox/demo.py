@@ -382,6 +382,7 @@ def lead_on(cluster: Cluster, name: str, plan_id: str) -> None:
         (f"{asset}/deletion_plan?view=lineage&lineageScope=upstream&lineageDepth=4", "where a plan comes from"),
         (f"{asset}/deletion_plan?view=events", "each plan: what it would delete, and why"),
         (f"{runs}?q%5B0%5D={quote(f'tag:{PLAN}={plan_id}', safe='')}", "the runs that applied this plan"),
+        (f"{asset}/deletion_plan?view=overview", "its health: the newest checks, and whether it is fresh"),
         (f"{asset}/ledger_deletions", "what was deleted, over time"),
         (f"{asset}/storage_report", "where the disk goes, and why"),
         (runs, "every run of this demo"),

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.delete_records.apply_run import Patience
+from pulsar_lifecycle.delete_records.apply_run import Patience, delete_records_before
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options, Presence, parse_offset
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
@@ -45,6 +45,22 @@ def test_a_partition_is_answered_once_its_ledgers_are_gone() -> None:
     scene.delete()
     assert scene.apply() == [DeleteRecordsResult(scene.at(2, 3))]
     assert not scene.cluster.exists(ids[0])
+
+
+def test_one_call_plans_applies_and_answers_and_the_same_call_ends_it() -> None:
+    """What the library offers beside the command line; one partition is refused, and keeps no other from its answer."""
+    scene = RecordsScene(partitions=2)
+    good, bad = scene.topics[:2]
+    ids = scene.ids[good]
+    asked = {good: scene.at(2, 3), bad: parse_offset(f"{scene.ids[bad][-1]}:1000000")}
+    found = delete_records_before(scene.where, "run-1", asked)
+    assert (found[good].low_watermark, found[good].error) == (-1, RecordsError.TIMEOUT)
+    assert found[bad].error == RecordsError.OUT_OF_RANGE
+    assert scene.listed() == ids[2:]
+    scene.delete()
+    again = delete_records_before(scene.where, "run-2", asked)
+    assert again[good] == DeleteRecordsResult(scene.at(2, 3))
+    assert again[bad].error == RecordsError.OUT_OF_RANGE
 
 
 def test_what_must_not_come_back_is_journalled_before_it_goes() -> None:
