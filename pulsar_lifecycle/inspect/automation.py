@@ -272,6 +272,10 @@ def growth_of(where: Cluster, name: str, plan: Plan) -> Growth:
     return Growth(name, ledgers, largest, grew_too_much(settings, ledgers, largest))
 
 
+_STAYED = (Outcome.REFUSED, Outcome.LEFT, Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT, Outcome.FAILED)
+"""What a run says of what it did nothing about."""
+
+
 def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = 0.0) -> int:
     """To how many ledgers any plan of a kind but ``plan`` was applied in the last 30 days, at most.
 
@@ -290,9 +294,7 @@ def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, 
         ]
         begun = max(since, min((one.created_at for one in others), default=now) - CLOCKS_APART_MS)
         ids = [one.plan_id for one in others]
-        applied = applied_plans(
-            where.journal_reader, where.settings.cluster, ids, begun, kind.effects, but=[Outcome.REFUSED]
-        )
+        applied = applied_plans(where.journal_reader, where.settings.cluster, ids, begun, kind.effects, but=_STAYED)
         largest = max(applied.values(), default=0)
         if enough and largest >= enough:
             break

@@ -70,8 +70,7 @@ def begin_deletions(
     """
     view = _look(run, ports, guard, topic, due, lag_ms, read_check)
     outcomes, going = dict(view.outcomes), view.going
-    telling = [one for one in outcomes.values() if one.outcome in (Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT)]
-    record(run, ports, telling, action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
+    record(run, ports, list(outcomes.values()), action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     unread = _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
     record(run, ports, list(unread.values()), action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     outcomes |= unread
@@ -232,7 +231,7 @@ class FailedProof:
 def record_failed_proofs(
     ports: Ports, run: TopicRun, topic: Topic, failed: Sequence[FailedProof]
 ) -> list[OffloadOutcome]:
-    """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
+    """Journal that copies are not what they should be; the copies in BookKeeper stay of those that a topic reads.
 
     What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
     :func:`begin_deletions`.
@@ -250,13 +249,13 @@ def record_failed_proofs(
         )
         said = (Outcome.REFUSED, why) if why else (Outcome.PROOF_FAILED, Why(Code.NOT_PROVEN, reason))
         found.append(OffloadOutcome(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
-    told = [one for one in found if one.outcome == Outcome.PROOF_FAILED]
     where = {one.ledger_id: (CopyAt(one.location.bucket),) for one in failed}
     try:
-        for one in told:  # a deletion run that is under way has read the journal already
-            failed_proofs.hold(ports.store, one.ledger_id)
+        for one in found:  # a deletion run that is under way has read the journal already
+            if one.outcome == Outcome.PROOF_FAILED:
+                failed_proofs.hold(ports.store, one.ledger_id)
     finally:
-        record(run, ports, told, where, action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
+        record(run, ports, found, where, action=Action.COPY_DELETION, phase=Phase.COPY_DELETION)
     return found
 
 

@@ -177,12 +177,15 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 (OffloadChoice.OFFLOAD, Action.OFFLOAD),
                 (OffloadChoice.DELETE_COPY, Action.COPY_DELETION),
             ):
-                left = [*against[action], *waiting.outcomes(action)]
+                left = waiting.outcomes(action)
                 if action == OffloadChoice.DELETE_COPY:
                     left += held_back(agreed, some, waiting.rows, unread)
                 record_topics(run, ports, left, name)
-                work.outcomes += left
+                work.outcomes += [*against[action], *left]
             yield work, some, rows
+            # of a run that failed before it did anything no row is left, or it would not be tried again
+            record_topics(run, ports, against[OffloadChoice.OFFLOAD], Action.OFFLOAD)
+            record_topics(run, ports, against[OffloadChoice.DELETE_COPY], Action.COPY_DELETION)
 
 
 def deletes_copies(settings: Settings) -> bool:

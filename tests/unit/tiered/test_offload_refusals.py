@@ -58,7 +58,7 @@ def test_so_is_one_whose_topic_has_gone() -> None:
 def test_what_brokers_have_begun_is_journalled_once() -> None:
     scene = CopyDeletionScene()
     scene.change(scene.due[0], complete=False)
-    asked = offload(scene)
-    assert [(i, outcome) for i, outcome, _ in refused(scene)].count((scene.due[0], Outcome.FOREIGN_ATTEMPT)) <= 1
-    assert len(refused(scene)) == len({i for i, *_ in refused(scene)}) == len(scene.due), refused(scene)
-    assert applied_plans(*asked)
+    offload(scene)
+    first, *others = refused(scene)
+    assert first[:2] == (scene.due[0], Outcome.FOREIGN_ATTEMPT)
+    assert [row[:2] for row in others] == [(i, Outcome.REFUSED) for i in scene.due[1:]]

@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.refused import refused_by
@@ -31,11 +31,13 @@ def scene() -> Scene:
 
 
 def refusal(scene: Scene, *due: Due, **given: Any) -> Why:
-    """Why the copy of the first ledger is not deleted; nothing may have happened to it."""
-    version, sent = scene.cluster.zookeeper.stat(scene.path), scene.waiting
-    said = scene.begin_deletions(*(due or [scene.proven(scene.due[0])]), **given)[scene.due[0]]
+    """Why the copy of the first ledger is not deleted; nothing may have happened to it, but that it is journalled."""
+    version, sent, rows = scene.cluster.zookeeper.stat(scene.path), scene.waiting, len(scene.rows)
+    asked = due or (scene.proven(scene.due[0]),)
+    said = scene.begin_deletions(*asked, **given)[scene.due[0]]
     assert said.outcome == Outcome.REFUSED
-    assert (scene.cluster.zookeeper.stat(scene.path), scene.waiting, scene.rows) == (version, sent, [])
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.waiting) == (version, sent)
+    assert scene.rows[rows:] == [(one.ledger_id, Phase.COPY_DELETION, Outcome.REFUSED) for one in asked]
     return said.why
 
 
