@@ -118,7 +118,8 @@ def _places(ports: Ports, root: str, ledgers: Sequence[DeletedLedger], bookies: 
     paths = [ledger_path.ledger_path(one.ledger_id, root) for one in ledgers]
     for index, (one, path, node) in enumerate(zip(ledgers, paths, ports.store.read(paths), strict=True)):
         if one.tagged and isinstance(node, Node) and (metadata := without_entries(node)):
-            empty[index] = replace(one, metadata=metadata, others=had_others(node.stat.version, metadata))
+            others = one.others or had_others(node.stat.version, metadata)
+            empty[index] = replace(one, metadata=metadata, others=others)
         elif isinstance(node, Node | Unread):
             presence = Presence.Z_NODE if isinstance(node, Node) else Presence.Z_NODE_UNREAD
             in_metadata[index] = Absence(one.ledger_id, presence, (path,))

@@ -420,20 +420,22 @@ def _with_metadata(cluster: Cluster, rows: Sequence[Row], planned_at: int, ledge
 
     It counts only if the ledger was deleted as it was archived, and has not come back since. What the plan names must
     have been archived later: it may have come back before, and have been replicated to others. Another cluster's ledger
-    of the same id says nothing of ours, and its bookies may have the names of ours.
+    of the same id says nothing of ours, and its bookies may have the names of ours. Others may have had any that an
+    undo touched, as its z-node counts anew, whether it is archived or there.
     """
-    found, name = dict(ledgers), cluster.settings.cluster
+    name = cluster.settings.cluster
+    restored = restored_ever(cluster.journal_reader, name, ledgers)
+    found = {i: replace(one, others=i in restored) for i, one in ledgers.items()}
     nodes = [n for n in last_archived(cluster.journal_reader, name, ledger_ids=list(ledgers)) if n.cluster == name]
     then = {i for row in rows for i in (row["ledger_id"], *row["ledgers"], *row["leftovers"])}
     nodes = [node for node in nodes if node.at >= planned_at or node.ledger_id not in then]
     nodes = as_deleted(cluster.journal_reader, name, nodes)
-    restored = restored_ever(cluster.journal_reader, name, {node.ledger_id for node in nodes})
     for node in nodes:
         try:
             metadata = ledger_metadata.decode(node.data)
         except LifecycleError:
             continue
         one = found[node.ledger_id]
-        others = node.ledger_id in restored or had_others(node.version, metadata)
+        others = one.others or had_others(node.version, metadata)
         found[node.ledger_id] = replace(one, metadata=metadata, others=others)
     return found

@@ -13,6 +13,7 @@ import pytest
 
 from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import Absence, DeleteRecordsResult, Lacks, NotAsked, Presence
+from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position
@@ -97,6 +98,40 @@ def test_a_ledger_that_was_closed_before_it_had_an_entry_keeps_no_answer(left: s
     cluster.reader.unanswered = {BOOKIE: "it is down"}
     (result,) = scene.apply(Patience(bookies=True), dry_run=True)
     assert Absence(nothing, Presence.BOOKIE_UNANSWERED, (BOOKIE,)) in result.remaining
+
+
+@pytest.mark.parametrize("written", ["created anew", "replicated since"])
+def test_every_bookie_is_asked_for_an_entry_that_was_never_confirmed_once_an_undo_created_the_ledger_anew(
+    written: str,
+) -> None:
+    """Another took the place of a bookie before the ledger was deleted; the z-node counts its writes from the undo on.
+
+    No first phase of ours took it off a list: a plan of leaked ledgers deleted it.
+    """
+    scene = RecordsScene()
+    cluster, nothing, away = scene.cluster, 0, "bookie-9:3181"
+    for cookie in ("/ledgers/cookies", f"/ledgers/cookies/{BOOKIE}", f"/ledgers/cookies/{away}"):
+        cluster.put(cookie, b"")
+    cluster.ledger(data_tags(scene.topic), entries=(), ledger_id=nothing)
+    path = cluster.path(nothing)
+    for _ in ("closed", "replicated"):
+        cluster.put(path, cluster.zookeeper.data(path))
+    cluster.wait(8 * 24)
+    pipeline.whole_round(cluster, scene.policy)
+    assert not cluster.exists(nothing)
+    request = UndoRequest(ledger_ids=(nothing,), dry_run=False)
+    (one,) = undo_deletions(scene.where, "undo", request, lambda _: None).ledgers
+    assert (one.outcome, cluster.exists(nothing)) == (Outcome.RESTORED, True), one.reason
+    if written == "replicated since":
+        cluster.put(path, cluster.zookeeper.data(path))
+    scene.scan()
+    scene.plan(scene.at(2, 0))
+    scene.apply()
+    scene.delete()
+    cluster.reader.payloads[nothing] = [b"never confirmed"]
+    cluster.reader.collected = {BOOKIE: {nothing, *scene.ids[scene.topic][:2]}, away: {*scene.ids[scene.topic][:2]}}
+    (result,) = scene.apply(Patience(bookies=True), dry_run=True)
+    assert result.remaining == (Absence(nothing, Presence.Z_NODE, (away,)),)
 
 
 @pytest.mark.parametrize("ended", [Outcome.KEPT, Outcome.REFUSED])
