@@ -11,10 +11,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.cursor import snapshot_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerType, decode_deletion_message
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.copies import Asked, CopyNamed
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.copies import Asked, CopyNamed, bucket_of
 from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import details_of
 
@@ -98,18 +101,65 @@ def marked_offloads(journal: JournalReader, cluster: str) -> dict[tuple[int, Ask
 
 
 def asked_offloads(journal: JournalReader, cluster: str) -> dict[tuple[int, Asked], int]:
-    """The same, without those of which a deletion run has kept or refused a message since: none is known to wait."""
-    marks = marked_offloads(journal, cluster)
+    """The same, without those whose own message a deletion run has kept or refused since: none is known to wait.
+
+    Anyone may send a message about a copy; what became of one that is not known to be ours ends none of ours.
+    """
+    marks = [(mark, copy) for mark in _open(journal, cluster, True) if (copy := asked_of(mark))]
     if not marks:
         return {}
     said = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.DELETE) & OFFLOADED_COPIES
-    ended = said & pc.field("outcome").isin([Outcome.KEPT, Outcome.REFUSED]) & filed_since(min(marks.values()))
-    last: dict[tuple[int, UUID | None], int] = {}
-    for row in with_copies(journal.find(ended, ["ledger_id", "topic", "at", "detail"])).to_pylist():
-        if about := asked_of(row):
-            key = row["ledger_id"], about.uuid
-            last[key] = max(row["at"], last.get(key, -1))
-    return {(i, copy): at for (i, copy), at in marks.items() if last.get((i, copy.uuid), -1) < at}
+    since = filed_since(min(mark["at"] for mark, _ in marks))
+    ended = said & pc.field("outcome").isin([Outcome.KEPT, Outcome.REFUSED]) & since
+    columns = ["ledger_id", "topic", "plan_id", "code", "at", "detail"]
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for row in with_copies(journal.find(ended, columns)).to_pylist():
+        rows.setdefault(row["ledger_id"], []).append(row)
+    return {
+        (mark["ledger_id"], copy): mark["at"]
+        for mark, copy in marks
+        if not any(_of_its_message(row, mark, copy) for row in rows.get(mark["ledger_id"], ()))
+    }
+
+
+def _of_its_message(row: Mapping[str, Any], mark: Mapping[str, Any], copy: Asked) -> bool:
+    """Whether what a deletion run said of a ledger is known to be of the message that went with this mark.
+
+    What was sent back has another id, but the plan that it was sent by, which names a ledger's copy once. Our first
+    phase asks for no copy of another driver than we read.
+    """
+    told, about = details_of(_MessageEnded, row["detail"]), asked_of(row)
+    if told is None or about is None or row["at"] < mark["at"]:
+        return False
+    sent = details_of(_MessagesSent, mark["detail"])
+    if told.message and sent and sent.messages.get(LedgerType.OFFLOAD_LEDGER.value) == told.message:
+        return True
+    if not mark["plan_id"] or (row["plan_id"], row["topic"]) != (mark["plan_id"], mark["topic"]):
+        return False
+    bucket = about.bucket
+    if told.raw is not None:  # it was refused, perhaps for its bucket
+        try:
+            bucket = bucket_of(decode_deletion_message(bytes.fromhex(told.raw)))
+        except (CorruptFormat, ValueError):
+            return False
+    elif row["code"] == Code.OTHER_DRIVER:
+        return False
+    return copy.asks_for(about.uuid, copy.bucket if bucket is None else bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageEnded:
+    """The message that a deletion run ended, as the details of its row have it; ``raw`` of one that was refused."""
+
+    message: str = ""
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _MessagesSent:
+    """The ids of the messages that went with a mark, by what they are about."""
+
+    messages: dict[str, str]
 
 
 def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

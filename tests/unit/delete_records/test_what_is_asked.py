@@ -153,9 +153,12 @@ def test_a_copy_whose_message_a_deletion_run_has_ended_waits_for_no_other_one(en
     said = replace(ROW, cluster=scene.where.settings.cluster, topic=str(scene.topic), ledger_id=ids[0], outcome=ended)
     said = replace(said, phase=Phase.DELETE, action=Action.DELETE_OFFLOADED, at=scene.cluster.clock.now_ms())
     deleted = replace(said, outcome=Outcome.DELETED, action=Action.DELETE_LEDGER)
-    scene.cluster.journal.record([deleted, replace(said, detail=json.dumps({"uuid": str(UUID(int=8))}))])
+    of_others = replace(said, plan_id="", detail=json.dumps(copy))
+    said = replace(said, plan_id=scene.summary.plan_id, detail=json.dumps(copy))
+    another = replace(said, detail=json.dumps({"uuid": str(UUID(int=8))}))
+    scene.cluster.journal.record([deleted, another, of_others])
     assert scene.apply(dry_run=True)[0].code == Lacks.DELETION
-    scene.cluster.journal.record([replace(said, detail=json.dumps(copy))])
+    scene.cluster.journal.record([said])
     (result,) = scene.apply(dry_run=True)
     assert (result.code, result.remaining[0].presence) == (Lacks.MESSAGE, Presence.OBJECT)
     assert "sweep the bucket" in result.reason

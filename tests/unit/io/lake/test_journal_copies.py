@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.formats.deletion_message import LedgerType, MessageOffloadContext, encode_deletion_message
+from pulsar_lifecycle.journal.first_phase_marks import asked_offloads, marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.offloads import (
     begun_attempts,
     copy_deletions,
@@ -18,7 +19,7 @@ from pulsar_lifecycle.journal.offloads import (
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Asked, BegunAttempt, CopyDeletion, Verified
 from pulsar_lifecycle.records.outcomes import Action, Outcome
-from tests.kit.builders import NODE, NOON, PROOF, ROW
+from tests.kit.builders import NODE, NOON, PROOF, ROW, intent
 
 ASKED = Asked(ROW.topic)
 
@@ -162,6 +163,52 @@ def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(journal):
     assert marked_offloads(journal, "sandbox") == {(1, intent_states[1]): NOON}
     journal.record([replace(gone, ledger_id=1, detail=asks, at=NOON + 3)])
     assert marked_offloads(journal, "sandbox") == {}
+
+
+@pytest.mark.parametrize("outcome", ["kept", "refused"])
+def test_only_what_became_of_its_own_message_leaves_a_copy_unasked(journal, outcome):
+    """A copy of it on the retry topic has another id, and its plan; anyone may send a message about the same copy."""
+    copy = {"uuid": str(UUID(int=1)), "bucket": "b"}
+    asked = Asked(ROW.topic, UUID(int=1), "b")
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger")
+    mark = replace(mark, detail=json.dumps({**copy, "messages": {"Ledger": "0a", "Offload-Ledger": "0b"}}))
+    by_plan, by_hand = replace(mark, ledger_id=1), replace(mark, ledger_id=2, plan_id="")
+    journal.record([by_plan, by_hand])
+
+    def said(row, *, message="0c", bucket="b", uuid=1, raw=None, **changed):
+        context = MessageOffloadContext(msb=0, lsb=uuid, driver_name="aws-s3", metadata={"bucket": bucket})
+        info = replace(intent(row.ledger_id, plan_id=row.plan_id), topic_name=row.topic, offload_context=context)
+        info = replace(info, ledger_type=LedgerType.OFFLOAD_LEDGER)
+        detail = {"message": message, "uuid": str(UUID(int=uuid))}
+        if outcome == "refused":
+            detail["raw"] = (encode_deletion_message(info) if raw is None else raw).hex()
+        elif bucket != "":  # a hold keeps it before its bucket is looked at
+            detail["bucket"] = bucket
+        row = replace(row, phase="delete", outcome=outcome, action="delete-offload-ledger", at=NOON + 1)
+        return replace(row, detail=json.dumps(detail), **changed)
+
+    others = [
+        said(by_plan, plan_id=""),
+        said(by_plan, plan_id="plan-2"),
+        said(by_plan, bucket="c"),
+        said(by_plan, uuid=2),
+        said(by_plan, topic="persistent://a/b/d"),
+        said(by_plan, message="0a", plan_id=""),
+        said(by_plan, at=NOON - 1),
+        replace(said(by_plan), detail="{}"),
+        said(by_hand),
+        said(by_hand, message=""),
+    ]
+    if outcome == "refused":
+        others += [said(by_plan, raw=raw) for raw in (b"", b"cut off")]
+    else:
+        others.append(said(by_plan, bucket="", code=Code.OTHER_DRIVER))
+    journal.record(others)
+    assert asked_offloads(journal, "sandbox") == {(1, asked): NOON, (2, asked): NOON}
+    journal.record([said(by_plan, bucket="b" if outcome == "refused" else "")])
+    assert asked_offloads(journal, "sandbox") == {(2, asked): NOON}
+    journal.record([said(by_hand, message="0b")])
+    assert asked_offloads(journal, "sandbox") == {}
 
 
 def test_a_newer_mark_of_another_copy_ends_no_older_one(journal):
