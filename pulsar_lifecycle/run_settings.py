@@ -272,7 +272,7 @@ class LoadSettings(Section):
     while no broker has their topic."""
     topic_deletion: tuple[str, ...] = ()
     """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
-    loaded."""
+    loaded; nor anywhere one with a subscription that never goes."""
     backlog_eviction: tuple[str, ...] = ()
     """Of these, where a broker may drop unread messages beyond a backlog quota (``consumer_backlog_eviction``)
     meanwhile, which no cap counts. Elsewhere a topic that has any is not loaded."""

@@ -59,9 +59,10 @@ def choice_of(settings: Settings, functions: FunctionSubscriptions) -> LoadChoic
 
 
 def functions_now(cluster: Cluster) -> FunctionSubscriptions:
-    """By which names functions subscribe; nobody looks where the settings let no load delete a subscription."""
+    """By which names functions subscribe; nobody looks where the settings let no load delete one, or its topic."""
     load = cluster.settings.load
-    return function_subscriptions(cluster) if load.subscription_expiry or load.inactive_subscriptions else _NO_FUNCTIONS
+    may_go = load.subscription_expiry or load.inactive_subscriptions or load.topic_deletion
+    return function_subscriptions(cluster) if may_go else _NO_FUNCTIONS
 
 
 def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:

@@ -7,6 +7,7 @@ the last ledger becomes a closed one of that moment, whatever its age; messages 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +24,15 @@ from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
     inactive_subscriptions,
 )
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import LedgersOnceLoaded, TopicTables
-from pulsar_lifecycle.lifecycle.load.monitors import LEFT_LOADED, Monitors, TopicDeletion, by_topic, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import (
+    FUNCTION,
+    LEFT_LOADED,
+    REPLICATOR,
+    Monitors,
+    TopicDeletion,
+    by_topic,
+    is_subscription,
+)
 from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
@@ -64,7 +73,8 @@ class LoadKept(StrEnum):
     """Its broker would delete a subscription without consumers within a day, and `load.subscription_expiry` does not
     name it; or `inactivity.kept_subscriptions` names the subscription, or a function subscribes by its name."""
     TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
-    """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
+    """Its broker would delete it as inactive, and `load.topic_deletion` does not name it; or it has a subscription that
+    `inactivity.kept_subscriptions` names, or a function's."""
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
     """It has unread messages, its broker drops those beyond a quota, and `load.backlog_eviction` does not name it."""
     COMPACTION_WOULD_BEGIN = "compaction_would_begin"
@@ -233,6 +243,7 @@ def _rows(
             name: at for name, at in cursors.get(one["managed_ledger"], {}).items() if name not in unused_here
         }
         would = _monitored(one, own_cursors, monitors, now)
+        never = _never_going(own_cursors, monitors, choice)
         named = choice.kept_subscriptions.intersection(_expiring(own_cursors, one["namespace"], monitors, now))
         lengths = int(parts[0][row]), int(parts[1][row])
         enough = bool(open_expired[row]) or bool(unused_here) or sum(lengths) >= choice.min_bytes
@@ -257,7 +268,7 @@ def _rows(
                 "expiry_minutes": monitors.expiry.get(one["namespace"]),
                 "expired_subscriptions": sorted(past.get(one["managed_ledger"], {})),
                 "inactive_subscriptions": unused_here,
-                "kept": _kept(one, would, choice, named, unknown=unknown, enough=enough),
+                "kept": _kept(one, would, choice, never, named, unknown=unknown, enough=enough),
             }
         )
     return found
@@ -348,16 +359,23 @@ def _expiring(cursors: Mapping[str, int | None], namespace: str, monitors: Monit
     return {name for name, active in subscriptions.items() if not active or until - active > limit}
 
 
+def _never_going(cursors: Collection[str], monitors: Monitors, choice: LoadChoice) -> set[str]:
+    """Which subscriptions never go: the settings name them, or a function subscribes by their name."""
+    subscriptions = {name for name in cursors if is_subscription(name, monitors.replicator or REPLICATOR)}
+    return {name for name in subscriptions if name in choice.kept_subscriptions or re.search(FUNCTION, name)}
+
+
 def _kept(
     row: Mapping[str, Any],
     would: Collection[LoadKept],
     choice: LoadChoice,
+    never: Collection[str],
     named: Collection[str],
     *,
     unknown: bool,
     enough: bool,
 ) -> str | None:
-    """``named``: subscriptions that never go, and its broker would delete."""
+    """``never``: its subscriptions that never go; ``named``: those of them that its broker would delete."""
     if row["kept"] is not None:
         return row["kept"]
     if row["minutes"] is None or row["mb"] is None:
@@ -367,7 +385,7 @@ def _kept(
     names = holders(row["namespace"], row["topic"])
     ordered = {
         LoadKept.SUBSCRIPTION_WOULD_EXPIRE: frozenset[str]() if named else choice.subscription_expiry,
-        LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
+        LoadKept.TOPIC_WOULD_BE_DELETED: frozenset[str]() if never else choice.topic_deletion,
         LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,
         LoadKept.COMPACTION_WOULD_BEGIN: choice.compaction,
     }

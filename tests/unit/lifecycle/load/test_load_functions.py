@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from pulsar_lifecycle.inspect.explain_topic import explain_topic
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -27,6 +29,19 @@ def abandoned(scene: LoadScene) -> None:
     scene.servers.clock.advance(0.001)  # its broker closes it after it made the last ledger
     scene.servers.cursor(A, "s", at=ids[0], active=scene.now - 30 * 60 * MINUTE)
     scene.servers.cursor(A, "live", at=ids[-1], entry=0, active=scene.now + 100 * 60 * MINUTE)
+
+
+def caught_up(scene: LoadScene, subscription: str) -> None:
+    """A subscription has read a topic that brokers may delete, as they do once nothing is unread."""
+    mode = "delete_when_subscriptions_caught_up"
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true", brokerDeleteInactiveTopicsMode=mode)
+    scene.change(topic_deletion=(NAMESPACE,))
+    inactivity = scene.settings.inactivity.model_copy(update={"kept_subscriptions": ("named",)})
+    object.__setattr__(scene, "settings", scene.settings.model_copy(update={"inactivity": inactivity}))
+    object.__setattr__(scene.cluster, "settings", scene.settings)
+    (last,) = scene.topic("a", 100)
+    scene.servers.cursor(A, subscription, at=last, entry=0)
+    scene.servers.wait(1)
 
 
 def explained(scene: LoadScene) -> Any:
@@ -62,6 +77,38 @@ def test_a_plan_is_report_only_where_nobody_knows_the_names(scene: LoadScene) ->
     assert explained(scene) is LoadKept.MONITORS_UNKNOWN
     scene.change(subscription_expiry=())
     assert not plan(scene)[0].gaps  # no load deletes a subscription
+
+
+@pytest.mark.parametrize(
+    ("subscription", "ordered", "kept"),
+    [
+        ("s", True, None),
+        ("t/n/f", True, "topic_would_be_deleted"),
+        ("participants", True, "topic_would_be_deleted"),
+        ("sub-name", True, "topic_would_be_deleted"),
+        ("named", True, "topic_would_be_deleted"),
+        ("t/n/f", False, "topic_would_be_deleted"),
+    ],
+)
+def test_a_topic_that_a_function_reads_is_not_left_to_a_broker_that_would_delete_it(
+    scene: LoadScene, subscription: str, ordered: bool, kept: str | None
+) -> None:
+    caught_up(scene, subscription)
+    functions_subscribe(scene.servers, "sub-name")
+    if not ordered:
+        scene.change(topic_deletion=())
+    rows = plan(scene)[1]
+    assert (len(rows), stored(scene)["a"]["kept"]) == (kept is None, kept)
+    assert explained(scene) == kept
+
+
+def test_a_broker_deletes_no_topic_where_nobody_knows_the_names(scene: LoadScene) -> None:
+    caught_up(scene, "s")
+    made = planned(scene, "a")
+    set_functions(scene.servers, b"no metadata")
+    (one,) = applied(scene, made)
+    assert (one.outcome, one.why.code) == (Outcome.LEFT, LoadKept.MONITORS_UNKNOWN)
+    assert not plan(scene)[0].actionable
 
 
 def test_nothing_is_loaded_once_nobody_knows_the_names(scene: LoadScene) -> None:
