@@ -244,7 +244,7 @@ def _rows(
         }
         would = _monitored(one, own_cursors, monitors, now)
         never = _never_going(own_cursors, monitors, choice)
-        named = choice.kept_subscriptions.intersection(_expiring(own_cursors, one["namespace"], monitors, now))
+        named = never & _expiring(own_cursors, one["namespace"], monitors, now)
         lengths = int(parts[0][row]), int(parts[1][row])
         enough = bool(open_expired[row]) or bool(unused_here) or sum(lengths) >= choice.min_bytes
         unknown = misread[row] or not rows.sized[rows.ends[row]]

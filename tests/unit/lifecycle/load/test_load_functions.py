@@ -58,6 +58,24 @@ def test_no_plan_has_the_subscription_of_a_function(scene: LoadScene) -> None:
     assert explained(scene) is None
 
 
+@pytest.mark.parametrize(
+    ("subscription", "kept"),
+    [("s", None), *((name, "subscription_would_expire") for name in ("t/n/f", "participants", "sub-name"))],
+)
+def test_a_topic_is_not_left_to_a_broker_that_would_delete_the_subscription_of_a_function(
+    scene: LoadScene, subscription: str, kept: str | None
+) -> None:
+    """It has read the topic, whose last ledger is past its retention."""
+    scene.namespace(subscription_expiration_time_minutes=30)
+    scene.change(subscription_expiry=(NAMESPACE,))
+    functions_subscribe(scene.servers, "sub-name")
+    (last,) = scene.topic("a", 100)
+    scene.servers.cursor(A, subscription, at=last, entry=0, active=scene.now - 90 * MINUTE)
+    scene.servers.wait(1)
+    rows = plan(scene)[1]
+    assert (len(rows), stored(scene)["a"]["kept"]) == (kept is None, kept)
+
+
 def test_a_function_that_subscribes_by_the_name_since_the_plan_keeps_the_topic(scene: LoadScene) -> None:
     abandoned(scene)
     made = planned(scene, "a")
