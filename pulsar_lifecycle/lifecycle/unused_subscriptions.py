@@ -149,4 +149,9 @@ class Together:
 
     def _why(self, topic: Topic) -> Why | None:
         pair = next((pair for pair in sorted(inactive_pairs(self.going(topic))) if pair in self._stays), None)
-        return Why(LoadKept.PARTITION_STAYS, f"subscription {pair[1]} stays on {self._stays[pair]}") if pair else None
+        if pair is None:
+            return None
+        where = f"stays on {self._stays[pair]}"
+        if self._stays[pair] == str(topic):
+            where = "was to stay here when other partitions were judged, and so stays on all"
+        return Why(LoadKept.PARTITION_STAYS, f"subscription {pair[1]} {where}")

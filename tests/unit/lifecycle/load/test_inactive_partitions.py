@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -318,16 +319,33 @@ def test_what_is_done_is_reported_before_anything_else_is_read(
     assert list(said(reported)) == [PARTITIONS[0]]
 
 
-def test_what_a_partition_keeps_by_itself_is_not_the_reason_for_which_it_is_left() -> None:
-    """The first has lost s and keeps t; the second is left for a reason of its own, judged for s alone."""
+def two() -> tuple[Topic, Topic, dict[Topic, dict[str, Any]]]:
+    """Two partitions, and the rows of a load plan that deletes s and t of them."""
     first, second = (Topic.parse(f"persistent://tenant/ns/t-partition-{number}") for number in (0, 1))
     rows = {
         topic: {"topic": str(topic), "inactive_subscriptions": ["s", "t"], "inactive_czxids": [1, 2]}
         for topic in (first, second)
     }
+    return first, second, rows
+
+
+def test_what_a_partition_keeps_by_itself_is_not_the_reason_for_which_it_is_left() -> None:
+    """The first has lost s and keeps t; the second is left for a reason of its own, judged for s alone."""
+    first, second, rows = two()
     together = Together(rows, rows, lambda topic, name: (topic, name) != (first, "s"))
     together.stays(first)
     assert together.going(second)["inactive_subscriptions"] == ["s"]
     together.stays(second)
     assert together.going(second)["inactive_subscriptions"] == ["s"]
     assert set(together.apart(second, together.going(second))) == {"t"}
+
+
+def test_a_partition_for_which_others_were_left_is_not_left_for_itself() -> None:
+    """As the first is judged the second would be left; by its own turn nothing keeps it."""
+    first, second, rows = two()
+    together = Together(rows, rows, lambda *_: True)
+    left = together.look([first], [], lambda asked: asked)
+    assert left[first].text == f"subscription s stays on {second}"
+    left = together.look([second], [], lambda asked: [])
+    assert left[second].code is LoadKept.PARTITION_STAYS
+    assert left[second].text == "subscription s was to stay here when other partitions were judged, and so stays on all"
