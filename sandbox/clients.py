@@ -77,12 +77,21 @@ class Admin:
         """Register the schema of the namespace's ``__transaction_buffer_snapshot`` before a broker does.
 
         Brokers register it from several threads at once, and the threads that lose the race leak a schema ledger: true
-        orphans, but not planted ones, and their number changes from run to run.
+        orphans, but not planted ones, and their number changes from run to run. A broker that was killed owns its
+        bundles until its session ends: requests are sent on to it until then.
         """
         schema = (CONF / "transaction-buffer-snapshot.avsc").read_text()
         properties = {"__jsr310ConversionEnabled": "false", "__alwaysAllowNull": "true"}
         body = {"type": "AVRO", "schema": schema, "properties": properties}
-        self.call("POST", f"/v2/schemas/{namespace}/__transaction_buffer_snapshot/schema", body)
+
+        def registered() -> bool:
+            try:
+                self.call("POST", f"/v2/schemas/{namespace}/__transaction_buffer_snapshot/schema", body)
+            except httpx.ConnectError:
+                return False
+            return True
+
+        wait_for(f"a schema of {namespace}", registered)
 
     def unload(self, topic: str) -> None:
         """Unload a loaded topic; its last ledger is closed when this returns.

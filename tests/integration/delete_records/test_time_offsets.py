@@ -14,6 +14,7 @@ from pulsar_lifecycle.delete_records.times.readable_ledgers import end_of, reada
 from pulsar_lifecycle.delete_records.times.time_offsets import Question, resolve
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
@@ -62,7 +63,7 @@ def _messages(client: pulsar.Client) -> list[tuple[MessagePosition, int]]:
 
 
 def test_times_fall_where_messages_say(sandbox: Cluster, tmp_path: Path):
-    where = Where(load_settings(settings_file(sandbox, tmp_path)), given=LocalTasks(2))
+    where = Where(load_settings(settings_file(sandbox, tmp_path)), Connections, given=LocalTasks(2))
     root = where.settings.bookkeeper.ledgers_root
     client = pulsar.Client(sandbox.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     with closing(client):

@@ -31,6 +31,7 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.load.one_topic import load_row
@@ -44,6 +45,7 @@ from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import PulsarSettings, load_settings
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
@@ -318,6 +320,7 @@ def judged(
 ) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any] | None]]:
     """Our verdicts, and what the rule of loads says of some; by what the product itself reads, as no broker runs."""
     settings = load_settings(str(settings_file(cluster, tmp_path, {"load": {"namespaces": ["retention/ttl"]}})))
+    where = runs_cluster.Cluster(settings, Connections)
     context = Context(now=0, grace=0, namespaces=frozenset(f"retention/{name}" for name in NAMESPACES))
     with KazooStore(settings.zookeeper, read_only=True) as store, BookieReader(store, settings.bookkeeper) as reader:
         units = topic_units(store, lambda namespace: namespace.startswith("retention/"))
@@ -330,7 +333,7 @@ def judged(
         positions = persisted_positions(store, reader, cursors, settings.bookkeeper.ledgers_root)
         layers, nobody = Layers(broker, documents, own), Brokers({}, 0)
         rest = layers, context, nobody, ShadowSources(), int(time.time() * 1000)
-        loads = {one.name: load_row(store, reader, settings, Topic.parse(one.name), *rest) for one in expiring}
+        loads = {one.name: load_row(store, reader, where, Topic.parse(one.name), *rest) for one in expiring}
     assert {name: one.unknown for name, one in own.items()} == dict.fromkeys(own)
     inputs = retention_topics(listed, positions, ledgers, policies_in_force(layers), context)
     return judge(inputs, int(time.time() * 1000)).to_pylist(), loads
