@@ -1,19 +1,17 @@
 """Policies of single topics, as the messages of a namespace's ``__change_events`` say them.
 
-Belongs here: one entry of a compacted ledger, one event, and what a row of events comes to. Not here: which entries
+Belongs here: one event, and what a row of events comes to. Not here: which entries
 there are and where their schemas come from (``topics/system_topics/change_events.py``), what policies mean.
 Upstream: ``SystemTopicBasedTopicPoliciesService.refreshTopicPoliciesCache``, ``TopicPoliciesService``, ``PulsarEvent``,
-``RawMessageImpl.serialize``, pulsar-broker and pulsar-common 4.0.7.
+pulsar-broker and pulsar-common 4.0.7.
 
-An event is Avro in its writer's schema, which is the JSON of one version of the topic's schema. A compacted entry is
-int32 size · MessageIdData · int32 size · the entry as it was, big-endian.
+An event is Avro in its writer's schema, which is the JSON of one version of the topic's schema.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,11 +19,9 @@ from typing import Any, cast
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.errors import CorruptFormat, UnsupportedFormat
-from pulsar_lifecycle.formats import _wire
 from pulsar_lifecycle.formats.message import Message
-from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.model import Namespace, Topic
 
 CHANGE_EVENTS = "__change_events"
 """SystemTopicNames.NAMESPACE_EVENTS_LOCAL_NAME."""
@@ -33,8 +29,6 @@ GLOBAL_PREFIX = "__G__"
 """TopicPoliciesService.GLOBAL_POLICIES_MSG_KEY_PREFIX."""
 
 WHAT = "topic policy event"
-WHAT_COMPACTED = "entry of a compacted ledger"
-_SIZE = struct.Struct(">i")
 _TOPIC_POLICY = "TOPIC_POLICY"
 _read = cast(Any, fastavro).schemaless_reader  # ships without complete types
 
@@ -134,26 +128,6 @@ class WriterSchema:
         if stream.tell() != len(payload):
             raise CorruptFormat(WHAT, stream.tell(), f"the end, found {len(payload) - stream.tell()} bytes more")
         return found
-
-
-def compacted_entry(data: bytes) -> tuple[Position, bytes]:
-    """An entry of a compacted ledger: where the topic had it, and its bytes there. Raises CorruptFormat."""
-    begin, end = _sized(data, 0)
-    position = _wire.decode(
-        pb.MessageIdData, data[begin:end], WHAT_COMPACTED, lambda m: Position(m.ledgerId, m.entryId), begin
-    )
-    begin, end = _sized(data, end)
-    if end != len(data):
-        raise CorruptFormat(WHAT_COMPACTED, end, f"the end, found {len(data) - end} bytes more")
-    return position, data[begin:end]
-
-
-def _sized(data: bytes, offset: int) -> tuple[int, int]:
-    begin = offset + _SIZE.size
-    size = _SIZE.unpack_from(data, offset)[0] if begin <= len(data) else -1
-    if not 0 <= size <= len(data) - begin:
-        raise CorruptFormat(WHAT_COMPACTED, offset, "a size and as many bytes")
-    return begin, begin + size
 
 
 def is_delete(message: Message) -> bool:

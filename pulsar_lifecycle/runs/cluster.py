@@ -14,6 +14,7 @@ from pulsar_lifecycle.ports import Clock, ClusterPorts, Connect, Ids, Journal, J
 from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.throttle import RateBudget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +41,10 @@ class Cluster:
     def ports(self, *, read_only: bool = False, pace: Callable[[int], object] | None = None) -> ClusterPorts:
         """The ports of the cluster, the caller closes them."""
         return self.connect(self.settings, read_only=read_only, pace=pace)
+
+    def entry_pace(self) -> Callable[[int], object]:
+        """A wait that keeps whoever reads entries, and tells it their bytes, within the budget for that."""
+        return RateBudget(self.settings.offload.read_bytes_per_second, self.clock).take
 
     @cached_property
     def lake(self) -> Lake:

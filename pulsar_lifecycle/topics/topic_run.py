@@ -22,7 +22,6 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.holds_now import HoldsNow
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import Unloads
 from pulsar_lifecycle.topics.write import TopicRun
@@ -100,7 +99,6 @@ def topic_run(
 @contextmanager
 def topic_ports(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
     """The ports of one run on the driver; with ``buckets`` the object store, too, where the settings have one."""
-    pace = RateBudget(cluster.settings.offload.read_bytes_per_second, cluster.clock).take
-    with cluster.ports(read_only=read_only, pace=pace) as ports:
+    with cluster.ports(read_only=read_only, pace=cluster.entry_pace()) as ports:
         objects = ports.objects_if_set if buckets else None
         yield Ports(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)

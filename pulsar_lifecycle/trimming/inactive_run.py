@@ -285,12 +285,7 @@ class _Deletion:
     def _of_functions(self, cursors: Collection[str]) -> Why | None:
         if self._functions is None:
             self._functions = function_subscriptions(self.cluster)
-        if self._functions.unknown:
-            return Why(InactiveKept.FUNCTIONS_UNKNOWN, self._functions.unknown)
-        if names := self._functions.names.intersection(map(cursor_name, cursors)):
-            text = f"a function, sink or source subscribes as {min(names)} by now"
-            return Why(InactiveKept.FUNCTION_SUBSCRIPTION, text)
-        return None
+        return self._functions.keep(map(cursor_name, cursors))
 
     def _system_cursors(self) -> frozenset[str]:
         """What any broker calls its own."""

@@ -14,9 +14,9 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.request import TopicPartition
 from pulsar_lifecycle.delete_records.topic_view import compacted_view
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.formats import compacted_entry
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.topic_policies import compacted_entry
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, MessagePosition, cursor_name
 from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -79,7 +79,7 @@ def _first(ports: Ports, root: str, view: int) -> MessagePosition | NotFound | N
     if metadata.state is LedgerState.CLOSED and metadata.last_entry_id == -1:
         return None
     (entry,) = ports.reader.read(view, metadata, 0, 0)
-    first, _ = compacted_entry(entry.payload)
+    first, _ = compacted_entry.decode(entry.payload)
     return MessagePosition(first.ledger_id, first.entry_id)
 
 

@@ -204,7 +204,7 @@ class _Deletion:
             return Why(InactiveKept.NOT_CHOSEN, "inactivity.subscriptions does not name it by now")
         if row["cursor"] in own.kept_subscriptions:
             return Why(InactiveKept.NAMED_KEPT, "inactivity.kept_subscriptions names it by now")
-        if kept := self._kept_by_function(row["cursor"]):
+        if kept := self.functions.keep([row["cursor"]]):
             return kept
         _, info = snapshot.topic_node(self.ports.store, topic)
         if info.terminated is not None:
@@ -213,13 +213,6 @@ class _Deletion:
         protected = self.run.topic_rule(topic, source, SHADOWS_SEEN_FOR)
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         return protected or self._changed(node, row) or self._at_broker(topic, node, row, last)
-
-    def _kept_by_function(self, subscription: str) -> Why | None:
-        if self.functions.unknown:
-            return Why(InactiveKept.FUNCTIONS_UNKNOWN, self.functions.unknown)
-        if subscription in self.functions.names:
-            return Why(InactiveKept.FUNCTION_SUBSCRIPTION, "a function, sink or source subscribes by its name by now")
-        return None
 
     def _changed(self, node: Any, row: Mapping[str, Any]) -> Why | None:
         if not isinstance(node, Node) or node.stat.czxid != row["czxid"]:

@@ -22,7 +22,6 @@ from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references
-from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics.policies import (
     NamespacePolicies,
     Unknown,
@@ -52,10 +51,8 @@ def read_namespaces(
         return {}
     if unknown := kept_elsewhere(brokers):
         return dict.fromkeys(namespaces, NamespacePolicies(unknown=unknown))
-    settings = cluster.settings
-    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
-    with cluster.ports(read_only=True, pace=pace) as ports:
-        root = settings.bookkeeper.ledgers_root
+    with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
+        root = cluster.settings.bookkeeper.ledgers_root
         return {name: read_namespace(ports.store, ports.reader, Namespace.parse(name), root) for name in namespaces}
 
 
@@ -92,13 +89,11 @@ def _read(store: MetadataStore, reader: LedgerReader, namespace: Namespace, root
     # Each topic's events are in one partition, unless partitions were added: then the time decides.
     found = [one for part in parts for one in _events(store, reader, part, schemas, root)]
     for one in sorted(found, key=lambda one: one.publish_time) if len(parts) > 1 else found:
-        try:
+        with located(one.where):
             if one.value is None:
                 replayed.delete(one.key)
             else:
                 replayed.apply(one.value)
-        except CorruptFormat as error:
-            raise CorruptFormat(f"{one.where}: {error.what}", error.offset, error.expected) from error
     return NamespacePolicies(replayed.topics)
 
 

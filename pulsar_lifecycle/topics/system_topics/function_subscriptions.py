@@ -7,18 +7,19 @@ or is deleted, too, unless compaction removed it. Those that functions have by d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import function_metadata
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
 
-WAY_OUT = 'If that lasts, set inactivity.functions_metadata = "", and name these in inactivity.kept_subscriptions'
+_WAY_OUT = 'If that lasts, set inactivity.functions_metadata = "", and name these in inactivity.kept_subscriptions'
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,15 @@ class FunctionSubscriptions:
     names: frozenset[str] = frozenset()
     unknown: str | None = None
 
+    def keep(self, subscriptions: Iterable[str]) -> Why | None:
+        """Why a run leaves these subscriptions alone; None if no function is known to subscribe by one of the names."""
+        if self.unknown:
+            return Why(InactiveKept.FUNCTIONS_UNKNOWN, self.unknown)
+        if names := self.names.intersection(subscriptions):
+            text = f"a function, sink or source subscribes as {min(names)} by now"
+            return Why(InactiveKept.FUNCTION_SUBSCRIPTION, text)
+        return None
+
 
 def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
     """What is said now in ``inactivity.functions_metadata``, within the budget for reading entries; never raises."""
@@ -35,14 +45,13 @@ def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
     name = settings.inactivity.functions_metadata
     if not name:
         return FunctionSubscriptions()
-    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
     try:
-        with cluster.ports(read_only=True, pace=pace) as ports:
+        with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
             ports.store.sync("/")
             found = _names(ports.store, ports.reader, Topic.parse(name), settings.bookkeeper.ledgers_root)
         return FunctionSubscriptions(found)
     except LifecycleError as error:
-        text = f"{name} cannot be read whole, so nobody knows by which names functions subscribe: {error}. {WAY_OUT}"
+        text = f"{name} cannot be read whole, so nobody knows by which names functions subscribe: {error}. {_WAY_OUT}"
         return FunctionSubscriptions(unknown=text)
 
 

@@ -15,9 +15,8 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeVar, cast
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats import compacted_entry, managed_ledger, message
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats import managed_ledger, message
-from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.message import Message, MessageEntry
@@ -127,7 +126,7 @@ def _entries(
     compacted, horizon = _compaction(store, reader, path, root)
     if compacted is not None:
         for _, data in _of_ledger(store, reader, compacted, root, last=False):
-            yield events.compacted_entry(data)
+            yield compacted_entry.decode(data)
     infos = sorted(managed_ledger.decode(node.data).ledgers, key=lambda info: info.ledger_id)
     for info in infos:
         if info.ledger_id < horizon.ledger_id:

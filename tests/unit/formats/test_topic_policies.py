@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats import message, schema
-from pulsar_lifecycle.formats.topic_policies import Replayed, WriterSchema, compacted_entry, is_delete
+from pulsar_lifecycle.formats import compacted_entry, message, schema
+from pulsar_lifecycle.formats.topic_policies import Replayed, WriterSchema, is_delete
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from tests.golden.files import GOLDEN, entries
 
@@ -54,7 +54,7 @@ def test_all_events_come_to_what_rest_said() -> None:
 
 
 def test_the_compacted_view_and_what_lies_behind_it_come_to_the_same() -> None:
-    compacted = [compacted_entry(data) for data in entries(FOLDER / "compacted.entries.bin")]
+    compacted = [compacted_entry.decode(data) for data in entries(FOLDER / "compacted.entries.bin")]
     events = entries(FOLDER / "events.entries.bin")
     for position, data in compacted:
         assert data == events[position.entry_id]
@@ -132,9 +132,9 @@ def test_every_cut_and_every_byte_more_is_noticed() -> None:
     whole = entries(FOLDER / "compacted.entries.bin")[0]
     for end in range(len(whole)):
         with pytest.raises(CorruptFormat):
-            compacted_entry(whole[:end])
+            compacted_entry.decode(whole[:end])
     with pytest.raises(CorruptFormat):
-        compacted_entry(whole + b"\0")
+        compacted_entry.decode(whole + b"\0")
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"string"', b'{"type": "record"}', b"\xff"])

@@ -19,6 +19,7 @@ from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.unloads import BUNDLES_ROOT
@@ -169,18 +170,24 @@ def test_the_first_deletion_that_fails_ends_it_for_the_rest_of_its_wave(scene: A
     assert [there(scene, name) for name in FOUR] == [set(), {"s"}, {"s"}, {"s"}]
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_one_that_a_broker_refuses_to_delete_keeps_no_other(scene: ActivityScene, killed: bool) -> None:
-    """Of two, on the first partition: what that one has lost goes on the others, too.
-
-    ``killed``: the run ends after the first partition, and the next launch goes on.
-    """
+def two_planned(scene: ActivityScene) -> PlanSummary:
+    """A plan to load both partitions, one after the other, for two subscriptions that each has."""
     ids = unused(scene, *PARTITIONS)
     for name in PARTITIONS:
         scene.at(name, "t", Position(ids[name][0], -1))
     scene.ready(*PARTITIONS)
     scene.change(at_once=1)
     made, _ = plan(scene)
+    return made
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_one_that_a_broker_refuses_to_delete_keeps_no_other(scene: ActivityScene, killed: bool) -> None:
+    """Of two, on the first partition: what that one has lost goes on the others, too.
+
+    ``killed``: the run ends after the first partition, and the next launch goes on.
+    """
+    made = two_planned(scene)
     unsubscribe = scene.servers.admin.on_unsubscribe
 
     def refuses(topic: Topic, name: str) -> None:
@@ -204,12 +211,7 @@ def test_one_that_a_broker_refuses_to_delete_keeps_no_other(scene: ActivityScene
 
 def test_one_whose_client_came_back_keeps_no_other(scene: ActivityScene) -> None:
     """Of two, on the first partition, as it is loaded."""
-    ids = unused(scene, *PARTITIONS)
-    for name in PARTITIONS:
-        scene.at(name, "t", Position(ids[name][0], -1))
-    scene.ready(*PARTITIONS)
-    scene.change(at_once=1)
-    made, _ = plan(scene)
+    made = two_planned(scene)
     load = scene.servers.admin.on_load
     scene.servers.admin.on_load = lambda topic: (load(topic), comes(topic))[0]
 
