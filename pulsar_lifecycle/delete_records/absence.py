@@ -50,9 +50,9 @@ def without_entries(node: Node | Unread | None) -> LedgerMetadata | None:
 def had_others(version: int, metadata: LedgerMetadata) -> bool:
     """Whether bookies that the metadata of a ledger does not name may have had it, by how often it was written.
 
-    After it was created it is written once for each further segment, and once to close it. Where another bookie took
-    the place of one within a segment, as by replication, that was a write more. So is a recovery, which changes none.
-    A z-node that an undo created counts anew: it does not tell.
+    After it was created it is written once for each further segment, and once to close it. A bookie that takes the
+    place of another within a segment, as by replication, costs one write more. So does a recovery, though it changes no
+    bookie. A z-node that an undo created counts anew, and tells nothing.
     """
     return version > len(metadata.segments)
 

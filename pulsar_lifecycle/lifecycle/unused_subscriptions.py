@@ -112,10 +112,10 @@ class Together:
         return {topic: why for topic in topics if topic not in left and (why := self._why(topic))}
 
     def going(self, topic: Topic) -> Mapping[str, Any]:
-        """The planned row of a topic, without subscriptions that stay on another partition; as it is if all of them do.
+        """The planned row of a topic, without the subscriptions that stay on another partition.
 
-        As it is, too, if no other partition has lost any of the rest: this one is left then. What one has lost goes on
-        all, whatever else of it a broker refused to delete.
+        But only if another partition has lost one of the others: what one has lost goes on all, whatever else a broker
+        refused to delete there. Else the row is whole, and a topic with a subscription that stays is left alone.
         """
         row, pairs = self.planned[topic], self._pairs(topic)
         staying = {pair for pair in pairs if self._stays.get(pair, str(topic)) != str(topic)}

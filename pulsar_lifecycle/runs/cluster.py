@@ -43,7 +43,7 @@ class Cluster:
         return self.connect(self.settings, read_only=read_only, pace=pace)
 
     def entry_pace(self) -> Callable[[int], object]:
-        """A wait that keeps whoever reads entries, and tells it their bytes, within the budget for that."""
+        """What waits until so many bytes of entries may be read, by ``offload.read_bytes_per_second``."""
         return RateBudget(self.settings.offload.read_bytes_per_second, self.clock).take
 
     @cached_property
