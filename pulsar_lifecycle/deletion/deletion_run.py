@@ -48,13 +48,12 @@ from pulsar_lifecycle.scan.evidence import (
     check_may_act,
     earlier_epochs,
     gaps_of,
-    newest_epoch,
-    refuse_old_evidence,
     refuse_scans_from_the_future,
     rules_of_deletion,
     shadow_sources_at_any,
     since,
     unconfirmed,
+    usable_epoch,
 )
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, unloads_of
@@ -184,8 +183,7 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[OutcomeC
 def begun(cluster: Cluster, run_id: str, ports: ClusterPorts) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings, store, clock = cluster.settings, ports.store, ports.clock
-    epoch = newest_epoch(cluster, check_may_act(cluster, store))
-    refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    epoch = usable_epoch(cluster, check_may_act(cluster, store), clock.now_ms())
     below = below_floor(settings, control.is_sandbox(store))
     if below:
         raise RefusedBy(RefusalCode.BELOW_FLOOR, in_words(below))

@@ -47,7 +47,7 @@ from pulsar_lifecycle.runs.caps import automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF, within
-from pulsar_lifecycle.scan.evidence import check_store
+from pulsar_lifecycle.scan.evidence import check_store, usable_epoch
 
 LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""
@@ -76,6 +76,8 @@ class AutomatedKind:
     """The rows as caps count them, where one row is not one ledger."""
     effects: frozenset[Action] = frozenset()
     """What it does, in the journal's words, where a plan holds rows of two kinds; empty: whatever a plan has done."""
+    newest_scan: bool = True
+    """Whether its run goes by the newest scan, too, beside that of the plan."""
 
     @property
     def deletes(self) -> bool:
@@ -98,7 +100,7 @@ class AutomatedKind:
 
 
 KINDS = (
-    AutomatedKind("orphans", PlanKind.ORPHANS, "physical_bytes"),
+    AutomatedKind("orphans", PlanKind.ORPHANS, "physical_bytes", newest_scan=False),
     AutomatedKind("retention", PlanKind.RETENTION, "physical_bytes"),
     AutomatedKind(
         "offload", PlanKind.OFFLOAD, action=OffloadChoice.OFFLOAD, effects=frozenset({Action.OFFLOAD})
@@ -107,7 +109,7 @@ KINDS = (
         "bookkeeper_copies", PlanKind.OFFLOAD, action=OffloadChoice.DELETE_COPY,
         effects=frozenset({Action.COPY_DELETION, Action.DELETE_LEDGER}),
     ),
-    AutomatedKind("objects", PlanKind.OBJECTS),
+    AutomatedKind("objects", PlanKind.OBJECTS, newest_scan=False),
     AutomatedKind("delayed_index", PlanKind.DELAYED_INDEX),
     AutomatedKind(
         "consumed_records", PlanKind.CONSUMED_RECORDS, "physical_bytes", capped=delete_records_plan.as_capped
@@ -130,6 +132,22 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     The newest that is approved comes before newer ones that are not, if it goes, or waits only for its window; one that
     its size keeps from that is passed over. Raises what the lake raises.
     """
+    decision, plan = _rule_of(where, kind, plan_id)
+    if decision.goes and plan and kind.newest_scan and (why := _no_scan(where, plan.fingerprint)):
+        return replace(decision, code=AutomationCode.NO_SCAN, text=why), plan
+    return decision, plan
+
+
+def _no_scan(where: Cluster, fingerprint: str) -> str | None:
+    """Why no run may go by the newest scan of a metadata store now; None if one may."""
+    try:
+        usable_epoch(where, fingerprint, where.clock.now_ms())
+    except (NotFound, RefusedBy) as error:
+        return str(error)
+    return None
+
+
+def _rule_of(where: Cluster, kind: AutomatedKind, plan_id: str) -> tuple[PlanDecision, Plan | None]:
     settings, now = settings_of(where, kind), where.clock.now_ms()
     valid = _valid_ms(where)
     mine = _by_policy(where, kind, now - valid - CLOCKS_APART_MS) or _by_policy(where, kind, 0)
@@ -181,6 +199,9 @@ def bookies_decision(where: Cluster) -> PlanDecision:
         return PlanDecision(AutomationCode.PLAN_ONLY, f"automation.bookies is {kind.mode.value}")
     if kind.window.opened_at(where.clock.now_ms()) is None:
         return PlanDecision(AutomationCode.WINDOW_SHUT, "its window is not open")
+    newest = next(iter(where.lake.epochs(cluster=where.settings.cluster)[-1:]), None)
+    if why := _no_scan(where, newest.fingerprint if newest else ""):
+        return PlanDecision(AutomationCode.NO_SCAN, why)
     return PlanDecision(AutomationCode.GOES, "once in each window")
 
 

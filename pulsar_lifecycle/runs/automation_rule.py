@@ -23,6 +23,8 @@ class AutomationCode(StrEnum):
     STORE_WENT_BACK = "store_went_back"
     """It would be applied, but the metadata store was restored, and nobody has accepted that: the text has the command.
     """
+    NO_SCAN = "no_scan"
+    """It would be applied, but the newest scan is not to go by, such as one that is not covered: the text says why."""
     SWITCHED_OFF = "switched_off"
     """Two-phase deletion is switched off: what deletes, trims or repairs is not begun."""
     OFF = "off"

@@ -222,6 +222,13 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
     return epochs[-1]
 
 
+def usable_epoch(cluster: Cluster, fingerprint: str, now: int) -> Epoch:
+    """:func:`newest_epoch`, at ``now`` (ms) young enough to go by. Raises NotFound, Refused."""
+    epoch = newest_epoch(cluster, fingerprint)
+    refuse_old_evidence(epoch, now, int(cluster.settings.orphans.plan_valid_for * 1000))
+    return epoch
+
+
 def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
     """A deletion run without its scan would trust the last one however old; one from the future hides newer ones."""
     if not 0 <= now - epoch.started_at <= valid_for_ms:

@@ -134,7 +134,6 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         now = ports.clock.now_ms()
         plan, rows = cluster.lake.offload_plan(order.plan_id)
         found = offload_plan.digest(rows, plan.to_json())
-        valid = int(settings.orphans.plan_valid_for * 1000)
         plans.check_applicable(
             plan,
             found,
@@ -142,11 +141,10 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             cluster=settings.cluster,
             fingerprint=fingerprint,
             now=now,
-            valid_for_ms=valid,
+            valid_for_ms=int(settings.orphans.plan_valid_for * 1000),
         )
         rows = order.of(rows)
-        epoch = evidence.newest_epoch(cluster, fingerprint)
-        evidence.refuse_old_evidence(epoch, now, valid)
+        epoch = evidence.usable_epoch(cluster, fingerprint, now)
         with _acting(cluster, run_id, epoch, ports) as (any_run, guard, lease):
             run = replace(any_run, plan_id=plan.plan_id)
             caps = settings.offload

@@ -152,7 +152,6 @@ def context_of(cluster: Cluster, fingerprint: str) -> Context:
     Those of a deletion run hold, too: what leaves a list is to be deleted.
     """
     settings = cluster.settings
-    epoch = evidence.newest_epoch(cluster, fingerprint)
-    evidence.refuse_old_evidence(epoch, cluster.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
-    context = owners_rules(cluster, epoch, cluster.clock.now_ms())
+    now = cluster.clock.now_ms()
+    context = owners_rules(cluster, evidence.usable_epoch(cluster, fingerprint, now), now)
     return replace(context, system_topics=context.system_topics and settings.orphans.system_topics)

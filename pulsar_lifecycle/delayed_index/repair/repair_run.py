@@ -209,8 +209,7 @@ def _running(cluster: Cluster, run_id: str, plan_id: str, *, undo: bool, dry_run
             operator_words.note_words(cluster, run_id)
             guard = lease.guard
         now = ports.clock.now_ms()
-        epoch = evidence.newest_epoch(cluster, fingerprint)
-        evidence.refuse_old_evidence(epoch, now, int(settings.orphans.plan_valid_for * 1000))
+        epoch = evidence.usable_epoch(cluster, fingerprint, now)
         work = _Work(
             settings if tasks else share_of(cluster.tasks, settings),
             cluster.connect,

@@ -101,9 +101,8 @@ def delete_subscriptions(
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
     now = ports.clock.now_ms()
-    epoch = evidence.newest_epoch(cluster, fingerprint)
-    evidence.refuse_old_evidence(epoch, now, int(cluster.settings.orphans.plan_valid_for * 1000))
-    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False)
+    rules = owners_rules(cluster, evidence.usable_epoch(cluster, fingerprint, now), now)
+    return topic_run(cluster, run_id, ports, rules, now, False)
 
 
 def _everywhere(row: Mapping[str, Any]) -> tuple[str, str]:

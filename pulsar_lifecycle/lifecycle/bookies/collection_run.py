@@ -72,8 +72,7 @@ def plan_now(cluster: Cluster, only: Collection[str] | None = None) -> tuple[lis
     """
     settings = cluster.settings
     with cluster.ports(read_only=True) as ports:
-        epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, ports.store))
-        evidence.refuse_old_evidence(epoch, ports.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
+        epoch = evidence.usable_epoch(cluster, evidence.check_store(cluster, ports.store), ports.clock.now_ms())
         racks = read_racks(ports.store)
     disks, _ = build_bookie_disk(cluster, epoch.epoch_id)
     if only is not None:

@@ -96,11 +96,10 @@ def load_topics(
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
-    settings, now = cluster.settings, ports.clock.now_ms()
-    epoch = evidence.newest_epoch(cluster, fingerprint)
-    evidence.refuse_old_evidence(epoch, now, int(settings.orphans.plan_valid_for * 1000))
+    now = ports.clock.now_ms()
+    rules = owners_rules(cluster, evidence.usable_epoch(cluster, fingerprint, now), now)
     brokers = load_state.ask_brokers(ports.store, ports.admin).brokers
-    return topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, False, brokers)
+    return topic_run(cluster, run_id, ports, rules, now, False, brokers)
 
 
 @contextmanager

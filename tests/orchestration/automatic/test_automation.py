@@ -308,6 +308,8 @@ def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
     with dg.DagsterInstance.ephemeral() as instance:
         assert "bookies: its window is not open" in rung(instance).skip_message
         monkeypatch.setattr(Window, "opened_at", lambda self, now: 5)
+        assert "bookies: there is no scan" in rung(instance).skip_message
+        scene.scan()
         store = scene.servers.open_store()
         lease = control.take_lease(store, "deletion run r", scene.servers.clock, 0)
         assert "bookies: once the run that deletes" in rung(instance).skip_message

@@ -90,30 +90,6 @@ def test_a_kind_of_which_nothing_can_be_told_hides_no_other(
     assert said["offload"] == ("unread", "its scan was set aside by accept-restore")
 
 
-def test_no_plan_goes_whose_scan_was_set_aside(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where, plan = automated(scene, monkeypatch, mode="apply"), planned(scene)
-    monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda _: where)
-    where.lake.set_scans_aside(where.settings.cluster, plan.created_at + 1, "restored", "mary")
-    assert {one["kind"]: one["code"] for one in automation_said(capsys)}["retention"] == "unread"
-
-
-def test_a_plan_that_a_clock_dated_ahead_hides_no_other_once_its_scan_is_set_aside(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where = automated(scene, monkeypatch, mode="apply")
-    scene.servers.clock.advance(7_200)
-    ahead = planned(scene)
-    scene.servers.clock.advance(-7_200)
-    assert decision_of(where, RETENTION)[0].plan_id == ahead.plan_id
-    where.lake.set_scans_aside(where.settings.cluster, scene.now, "the clock was ahead", "mary")
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.NO_PLAN
-    scene.servers.clock.advance(60)
-    newer, _ = make_retention_plan(scene.cluster, scene.scan())
-    assert decision_of(where, RETENTION)[0].plan_id == newer.plan_id
-
-
 def test_nothing_goes_until_a_restore_is_accepted_nor_while_deletion_is_switched_off(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,15 +119,19 @@ def test_bookies_are_told_of_though_they_have_no_plan(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     window = {"cron": "* * * * *", "duration": "1h"}
-    said: list[str] = []
-    kinds: list[dict[str, Any]] = [{"mode": "off"}, {"mode": "plan"}, {"mode": "apply", "window": window}]
-    for bookies in kinds:
+    off, apply = {"mode": "off"}, {"mode": "apply", "window": window}
+
+    def said(bookies: dict[str, Any]) -> str:
         automation = AutomationSettings(bookies=CollectionAutomation(**bookies))
         settings = scene.settings.model_copy(update={"automation": automation})
         where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
         monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda context, where=where: where)
-        said += [one["code"] for one in automation_said(capsys) if one["kind"] == "bookies"]
-    assert said == ["off", "plan_only", "goes"]
+        (code,) = [one["code"] for one in automation_said(capsys) if one["kind"] == "bookies"]
+        return code
+
+    assert [said(off), said({"mode": "plan"}), said(apply)] == ["off", "plan_only", "no_scan"]
+    scene.scan()
+    assert said(apply) == "goes"
 
 
 def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
