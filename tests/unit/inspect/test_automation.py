@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, KindAutomation
 from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
-    KINDS,
     AutomatedKind,
     after_approval,
     approve_plan,
@@ -28,8 +26,6 @@ from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.store_history import WHAT_TO_DO
 from pulsar_lifecycle.runs import control
@@ -38,7 +34,7 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
-from tests.kit.automated_cluster import RETENTION, automated, planned
+from tests.kit.automated_cluster import OFFLOAD, RETENTION, automated, offload_planned, planned
 from tests.kit.command import run
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.journal import FakeJournal
@@ -244,24 +240,6 @@ def test_only_named_namespaces_go(scene: RetentionScene, monkeypatch: pytest.Mon
         assert decision_of(where, RETENTION)[0].code == code
 
 
-OFFLOAD = {kind.name: kind for kind in KINDS if kind.kind is PlanKind.OFFLOAD}
-
-
-def offload_planned(scene: RetentionScene, offloaded: int, deleted: int, *, ordered: bool = False) -> OffloadPlan:
-    """A stored plan of so many ledgers, of a scan that listed a thousand."""
-    actions = [OffloadChoice.OFFLOAD] * offloaded + [OffloadChoice.DELETE_COPY] * deleted
-    rows = pa.Table.from_pylist(
-        [{"ledger_id": number, "action": action.value, "bytes": 1} for number, action in enumerate(actions)], CANDIDATES
-    )
-    epoch = scene.scan()
-    plan = OffloadPlan(
-        f"offload-{epoch.epoch_id}-{int(ordered)}", epoch.cluster, epoch.fingerprint, epoch.epoch_id,
-        scene.servers.clock.now_ms(), True, (), (), offloaded, offloaded, deleted, deleted, 0, 0, 0, 0, "d", ordered,
-    )  # fmt: skip
-    scene.lake.store_offload_plan(plan, rows)
-    return plan
-
-
 @pytest.mark.parametrize(("share", "code"), [(0.019, AutomationCode.OVER_CAP), (0.02, AutomationCode.GOES)])
 def test_offloads_and_copy_deletions_are_held_to_their_share_of_the_clusters_ledgers(
     scene: RetentionScene, share: float, code: AutomationCode
@@ -421,8 +399,7 @@ def test_offload_and_copy_deletion_by_the_same_plan_do_not_take_each_other_for_d
     said = [writer.row(Step(action, Phase.OFFLOAD), about, outcome, why, scene.now) for action, outcome in rows]
     where.journal.record(said)
     found = {
-        kind.name: applied_plans(where.journal_reader, "test", ["offload-1"], scene.now - 1, kind.effects)
-        for kind in KINDS
-        if kind.kind is PlanKind.OFFLOAD
+        name: applied_plans(where.journal_reader, "test", ["offload-1"], scene.now - 1, kind.effects)
+        for name, kind in OFFLOAD.items()
     }
     assert found == {name: {"offload-1": 1} if name == taken else {} for name in ("offload", "bookkeeper_copies")}
