@@ -45,10 +45,13 @@ class Index:
 
 
 class DelayedLaws:
-    """The judge of repairs; ``levels``: what the plan does about each subscription."""
+    """The judge of repairs; ``levels``: what the plan does about each subscription.
 
-    def __init__(self, world: World, brokers: DelayedBrokers, counts: Counter[str]) -> None:
-        self.world, self.brokers, self.counts = world, brokers, counts
+    ``loads``: whether a repair may have a topic unloaded, which a broker may have to load for that.
+    """
+
+    def __init__(self, world: World, brokers: DelayedBrokers, counts: Counter[str], *, loads: bool) -> None:
+        self.world, self.brokers, self.counts, self.loads = world, brokers, counts, loads
         self.levels: dict[tuple[str, str], str] = {}
         self.planned: dict[tuple[str, str], frozenset[str]] = {}
         """``KEY=VALUE`` of the buckets that the plan says each subscription has."""
@@ -60,6 +63,7 @@ class DelayedLaws:
         """Snapshots that repairs began."""
         self._judge_write, self._judge_deletion = world.zookeeper.on_write, world.zookeeper.on_delete
         world.zookeeper.on_write, world.zookeeper.on_delete = self.about_to_write, self.about_to_delete
+        self._judge_load, world.on_load = world.on_load, self.is_loaded
         brokers.on_early = self.is_early
 
     @contextmanager
@@ -75,6 +79,12 @@ class DelayedLaws:
     def _closed(self, topic: ModelTopic) -> frozenset[Place]:
         open_ = {i for i in topic.ledgers if self.world.model.ledgers[i].state is not LedgerState.CLOSED}
         return frozenset(place for place in topic.due if place[0] not in open_)
+
+    def is_loaded(self, topic: ModelTopic) -> None:
+        """No topic is loaded but to be unloaded by a repair, or an undo of one, whose plan names it."""
+        ordered = self.loads and self.repairing and any(str(topic.name) == name for name, _ in self.planned)
+        if not ordered:
+            self._judge_load(topic)
 
     def is_early(self, what: str) -> None:
         """No message comes before it is due."""

@@ -24,8 +24,9 @@ from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome
 from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.laws.deletion_laws import DeletionLaws, Violation
-from tests.simulation.laws.tiered_laws import SWEEP
-from tests.simulation.world.model import HOUR
+from tests.simulation.laws.load_laws import notes_of
+from tests.simulation.laws.tiered_laws import OFFLOAD, SWEEP
+from tests.simulation.world.model import HOUR, ModelTopic
 from tests.simulation.world.ports import SimStore
 from tests.simulation.world.queue import SimQueue
 from tests.simulation.world.world import World
@@ -50,12 +51,22 @@ class Laws(DeletionLaws):
         world.objects.on_write = self.about_to_write_object
         world.objects.on_drop = self.about_to_drop_upload
         world.journal.on_record = self.about_to_record
+        world.on_load = self.is_loaded
         world.wire = self.wire
 
     def wire(self, queue: SimQueue) -> None:
         """Watch a session with the queue."""
         queue.on_acknowledge = self.about_to_acknowledge
         queue.on_sent = self.was_sent
+
+    def is_loaded(self, topic: ModelTopic) -> None:
+        """No run has a topic loaded, but one that offloads: a broker reads for it, and it must unload the topic."""
+        trace = self.world.trace
+        reads = trace is not None and trace.kind == OFFLOAD
+        if reads and any(self.world.zookeeper.stat(path) for path in notes_of(topic)):
+            return
+        if not self.world.interceptor.fired:  # else a run may ask of one that a broker had a moment ago
+            raise Violation(f"load: {topic.name} is loaded without order")
 
     def about_to_write_object(self, key: str) -> None:
         """Nothing is uploaded but what an open attempt of ours is about."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +32,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Children
 from pulsar_lifecycle.runs import control
 from tests.simulation.mutations.mutation import Mutation
+from tests.simulation.operators import idling
 
 
 @contextmanager
@@ -58,14 +60,14 @@ def brokers_may_evict() -> Iterator[None]:
 
 
 @contextmanager
-def ask_of_whatever_is_there() -> Iterator[None]:
+def ask_of_whatever_is_there(namespace: str) -> Iterator[None]:
     """Who asks which topics brokers have asks of one besides, whether a broker has it or not."""
     real = load_state.fetch_brokers
 
     def asking(store: Any, admin: Any) -> Any:
-        (found,) = store.children(["/managed-ledgers/acme/lending/persistent"])
+        (found,) = store.children([f"/managed-ledgers/{namespace}/persistent"])
         for name in found.names[:1] if isinstance(found, Children) else ():
-            admin.internal_stats(Topic.from_managed_ledger(f"acme/lending/persistent/{name}"))
+            admin.internal_stats(Topic.from_managed_ledger(f"{namespace}/persistent/{name}"))
         return real(store, admin)
 
     with patch.object(load_state, "fetch_brokers", asking):
@@ -141,7 +143,7 @@ LOADS: Mapping[str, Mutation] = {
     "load topics that nobody ordered": load_whatever_needs_it,
     "load what shares a bundle": load_their_neighbours,
     "load without a note": load_without_a_note,
-    "have brokers load topics for a scan": ask_of_whatever_is_there,
+    "have brokers load topics for a scan": partial(ask_of_whatever_is_there, "acme/lending"),
     "expire messages younger than their TTL": expire_at_once,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
@@ -154,4 +156,9 @@ IDLE_LOADS: Mapping[str, Mutation] = {
     "delete inactive subscriptions that are used since the load": delete_what_is_used,
     "delete inactive subscriptions that stay on other partitions": look_at_no_other_partition,
     "take every subscription of unloaded topics for inactive": take_all_for_inactive,
+    "have brokers load topics beside a plan of their loads": partial(ask_of_whatever_is_there, idling.NAMESPACES[0]),
+}
+
+UNORDERED: Mapping[str, Mutation] = {
+    "have brokers load topics for any run": partial(ask_of_whatever_is_there, "acme/orders"),
 }

@@ -8,7 +8,7 @@ from tests.simulation.mutations.activity_mutations import ACTIVITY
 from tests.simulation.mutations.copy_mutations import COPIES
 from tests.simulation.mutations.delayed_mutations import DELAYED
 from tests.simulation.mutations.deletion_mutations import DELETION
-from tests.simulation.mutations.load_mutations import IDLE_LOADS, LOADS
+from tests.simulation.mutations.load_mutations import IDLE_LOADS, LOADS, UNORDERED
 from tests.simulation.mutations.record_mutations import OFFLOADED_RECORDS, RECORDS
 from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
@@ -35,6 +35,7 @@ ALL = {
     **RETENTION,
     **LOADS,
     **IDLE_LOADS,
+    **UNORDERED,
     **RECORDS,
     **OFFLOADED_RECORDS,
     **DELAYED,
@@ -161,6 +162,8 @@ CAUGHT_BY = {
     "delete inactive subscriptions that are used since the load": 1538,
     "delete inactive subscriptions that stay on other partitions": 2838,
     "take every subscription of unloaded topics for inactive": 638,
+    "have brokers load topics beside a plan of their loads": 38,
+    "have brokers load topics for any run": 1,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 

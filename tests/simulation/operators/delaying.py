@@ -100,7 +100,8 @@ class Delaying(Turns):
         broker = DelayedIndexSettings.from_broker_conf(BROKERS | above)
         self.brokers = DelayedBrokers(operator.world, broker, self.counts)
         self.brokers.throws = throwing
-        self.laws = DelayedLaws(operator.world, self.brokers, self.counts)
+        loads = bool(operator.settings.delayed_index.loaded_topics)
+        self.laws = DelayedLaws(operator.world, self.brokers, self.counts, loads=loads)
         self.grown = self.depth = 0
         self.faulty = True
 
