@@ -303,6 +303,10 @@ class LoadSettings(Section):
         return owner_names(value)
 
 
+FUNCTIONS_METADATA = "persistent://public/functions/metadata"
+"""The function workers' topic, where their configuration says nothing else."""
+
+
 class InactivitySettings(Section):
     """When topics and subscriptions count as inactive, and which of these may be deleted (job ``report_activity``).
 
@@ -319,9 +323,10 @@ class InactivitySettings(Section):
     """The same of inactive subscriptions, whose unread messages then go by retention."""
     kept_subscriptions: tuple[str, ...] = ()
     """Names of subscriptions that never go, as inactive or expired."""
-    functions_metadata: str = "persistent://public/functions/metadata"
+    functions_metadata: str = FUNCTIONS_METADATA
     """The function workers' topic of functions, sinks and sources, whose subscriptions never go either:
-    their ``pulsarFunctionsNamespace`` and ``functionMetadataTopicName``. Empty: none is read."""
+    their ``pulsarFunctionsNamespace`` and ``functionMetadataTopicName``. Empty: none is read. Any other than the
+    default must exist."""
 
     @field_validator("topics", "subscriptions")
     @classmethod

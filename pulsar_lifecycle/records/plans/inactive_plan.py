@@ -30,7 +30,8 @@ class InactiveKept(StrEnum):
     """A function, a sink or a source subscribes by this name, to whatever topic, or did: the function workers' topic
     `inactivity.functions_metadata` says so."""
     FUNCTIONS_UNKNOWN = "functions_unknown"
-    """That topic exists and cannot be read whole: any subscription may be that of a function."""
+    """That topic exists and cannot be read whole, or the settings name another one that does not exist: any
+    subscription may be that of a function."""
     COMPACTED = "compacted"
     """It has a `__compaction` cursor: table views and readers read its compacted view, whatever retention says, and its
     broker would not delete it either. `delete_topics` does."""

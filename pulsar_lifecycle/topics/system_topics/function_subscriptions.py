@@ -16,10 +16,15 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.run_settings import FUNCTIONS_METADATA
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
 
 _WAY_OUT = 'If that lasts, set inactivity.functions_metadata = "", and name these in inactivity.kept_subscriptions'
+_NO_TOPIC = (
+    "which does not exist, so nobody knows by which names functions subscribe. Correct the name, or take it out of the "
+    "settings where no functions run"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +54,19 @@ def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
         with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
             ports.store.sync("/")
             found = _names(ports.store, ports.reader, Topic.parse(name), settings.bookkeeper.ledgers_root)
-        return FunctionSubscriptions(found)
     except LifecycleError as error:
         text = f"{name} cannot be read whole, so nobody knows by which names functions subscribe: {error}. {_WAY_OUT}"
         return FunctionSubscriptions(unknown=text)
+    if found is None and name != FUNCTIONS_METADATA:
+        return FunctionSubscriptions(unknown=f"inactivity.functions_metadata names {name}, {_NO_TOPIC}")
+    return FunctionSubscriptions(found or frozenset())
 
 
-def _names(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> frozenset[str]:
+def _names(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> frozenset[str] | None:
+    """None without the topic: workers make it before there is any function."""
     parts = parts_of(store, topic.namespace, topic.local)
-    return frozenset(name for part in parts for name in read_whole(store, reader, part, root, _taken) or ())
+    found = [names for part in parts if (names := read_whole(store, reader, part, root, _taken)) is not None]
+    return frozenset[str]().union(*found) if found else None
 
 
 def _taken(entries: Iterator[tuple[Position, bytes]]) -> set[str]:

@@ -12,6 +12,7 @@ from pulsar_lifecycle._pb import pulsar_message_pb2
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import function_subscriptions
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.simulated.cluster import data_tags
@@ -76,6 +77,21 @@ def test_another_topic_is_read_where_the_settings_name_it(scene: ActivityScene) 
     assert names(scene) == {"t"}
     scene.choose(functions_metadata="")
     assert names(scene) == set()
+
+
+def test_of_a_topic_that_is_not_there_and_that_the_settings_name_nothing_is_known(scene: ActivityScene) -> None:
+    """A mistyped name would let the subscriptions of all functions go."""
+    functions_subscribe(scene.servers, "s")
+    scene.choose(functions_metadata=f"{METADATA}s")
+    found = function_subscriptions(scene.cluster)
+    assert not found.names
+    assert found.unknown
+    assert found.unknown.startswith(f"inactivity.functions_metadata names {METADATA}s, which does not exist")
+    why = found.keep(["any"])
+    assert why
+    assert why.code is InactiveKept.FUNCTIONS_UNKNOWN
+    scene.choose(functions_metadata=str(METADATA))
+    assert names(scene) == {"s"}
 
 
 def _value(scene: ActivityScene) -> None:
