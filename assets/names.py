@@ -12,7 +12,7 @@ METASTORE = tuple(TABLES)
 FINDINGS = ("orphan_ledgers", "offload_leftovers", "dangling_references", "unjudged_ledgers")
 TOPICS = ("ledger_deletion_topic", "ledger_deletion_retry_topic", "ledger_deletion_dlq_topic")
 EPOCH = "lifecycle/epoch"
-"""Metadata key under which every asset of a scan says which one; tag of the runs that applied a plan of it."""
+"""Metadata key under which every asset of a scan says which one; tag of its run, and of runs that applied its plans."""
 PLAN = "lifecycle/plan"
 """Tag of the runs that applied a plan, or approved it; of the first one, where a run worked off messages of several."""
 APPLIED_PLAN = "lifecycle.plan/"

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from assets.names import EPOCH, FINDINGS, METASTORE, key, pool
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read, epoch_to_write
+from assets.pages.lineage import about_scan
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.records.epoch import Epoch
@@ -56,6 +57,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
                 text = f"{error}: materialize that table first, or launch job scan"
                 raise dg.Failure(text, allow_retries=False) from error
             epoch = judged_scan.close(where, epoch_id, started_at)
+        about_scan(context, epoch_id)
         counts, ids = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],

@@ -128,6 +128,11 @@ def about_plan(context: dg.OpExecutionContext, where: Cluster, plan_id: str) -> 
     _tag(context, {CLUSTER: where.settings.cluster, PLAN: plan_id, EPOCH: epoch_of(plan_id)})
 
 
+def about_scan(context: dg.AssetExecutionContext, epoch_id: str) -> None:
+    """Tag a run that made a scan; one that deletes by a plan after it says that plan's scan instead."""
+    _tag(context, {EPOCH: epoch_id})
+
+
 def events_of(
     effects: Sequence[Effect],
     cluster: str,
