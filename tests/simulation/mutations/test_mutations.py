@@ -106,7 +106,7 @@ CAUGHT_BY = {
     "load without a note": 36,
     "have brokers load topics for a scan": 36,
     "expire messages younger than their TTL": 76,
-    "expire messages of cursors that are no subscriptions": 196,
+    "expire messages of cursors that are no subscriptions": 576,
     "let brokers delete subscriptions meanwhile": 76,
     "let brokers drop backlogs meanwhile": 596,
     "explain young ledgers away": 98,
