@@ -77,6 +77,8 @@ class OffloadCode(StrEnum):
     """Its topic lists its copy in BookKeeper as deleted, and it is there still."""
     BROKERS_DELETE = "brokers_delete"
     """It is offloaded, and its copy in BookKeeper is its brokers' to delete."""
+    DONE_SINCE = "done_since"
+    """A run has offloaded it, or listed its copy in BookKeeper as deleted, since the scan began."""
     NO_BUCKET = "no_bucket"
     """It is offloaded to a bucket that its topic does not name, or that is not one of object_store.buckets."""
 

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,10 @@ class TopicState:
     left_to_broker: bool = False
 
 
+NOTHING_SINCE: Mapping[OffloadChoice, Container[int]] = MappingProxyType({})
+"""No run has done anything since the scan began."""
+
+
 def judge(
     state: TopicState,
     policy: OffloadPolicy,
@@ -54,16 +59,18 @@ def judge(
     everything: bool = False,
     upto: int | None = None,
     leftovers: Container[int] = (),
+    done_since: Mapping[OffloadChoice, Container[int]] = NOTHING_SINCE,
     our_lag_ms: int | None,
     buckets: Container[str],
 ) -> list[dict[str, Any]]:
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
-    still has though their topics list them as deleted. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible; from ledger ``upto`` on nothing is done (``asyncOffloadPrefix``). ``our_lag_ms``: after
-    how long we delete copies in BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last
-    ledger is never offloaded: a broker that loads the topic forgets its offload.
+    still has though their topics list them as deleted. ``done_since``: with which a run has done that by now; the scan
+    may not have seen it. ``everything`` leaves the thresholds out: an operator asked for all that is eligible; from
+    ledger ``upto`` on nothing is done (``asyncOffloadPrefix``). ``our_lag_ms``: after how long we delete copies in
+    BookKeeper; None: brokers do it. ``buckets`` are those of object_store. The last ledger is never offloaded: a broker
+    that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
     state = replace(state, rule=state.rule or _open_attempt(ledgers, ours))
@@ -81,6 +88,9 @@ def judge(
         if said is None and everything:
             said = _Verdict(OffloadChoice.OFFLOAD, OffloadCode.ASKED_FOR, "asked for")
         said = said or _by_threshold(item, policy, beyond, now)
+        if item["ledger_id"] in done_since.get(said.choice, ()):
+            text = "a run has done it since the scan began: the next scan says what is left"
+            said = _Verdict(OffloadChoice.DONE, OffloadCode.DONE_SINCE, text)
         if upto is not None and item["ledger_id"] >= upto and said.choice in _DOING:
             said = _Verdict(OffloadChoice.KEEP, OffloadCode.BEYOND_POSITION, f"not before ledger {upto}, as asked for")
         found.append(_row(state, item, policy, said, warning(policy, retention) or "", lag_ms))

@@ -21,7 +21,7 @@ from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import copy_deletions
-from pulsar_lifecycle.journal.queries import deleted_ids, read_intent_states, waiting_ledgers
+from pulsar_lifecycle.journal.queries import deleted_ids, read_intent_states, rows_of_outcome, waiting_ledgers
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.model import Topic
@@ -146,6 +146,7 @@ def make_offload_plan(
         _loaded(cluster, epoch, policies),
         {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
         leftovers(cluster, epoch, now),
+        done_since(cluster, epoch),
         now,
         everything,
         int(settings.offload.deletion_lag * 1000) if settings.offload.bookkeeper_copies == "ours" else None,
@@ -229,6 +230,23 @@ def leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
     return found
 
 
+def done_since(cluster: Cluster, epoch: Epoch) -> dict[OffloadChoice, BitMap64]:
+    """What runs have offloaded, and which copies they have listed as deleted, since the scan began: it may not know.
+
+    A run would refuse the ones, and read the others whole, and ask for their deletion, once more.
+    """
+
+    def ledgers(outcome: Outcome, action: Action) -> BitMap64:
+        mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("action") == action)
+        done = rows_of_outcome(cluster.journal_reader, outcome, epoch.started_at, mine, ["ledger_id"])
+        return BitMap64(done.column("ledger_id").to_pylist())
+
+    return {
+        OffloadChoice.OFFLOAD: ledgers(Outcome.OFFLOADED, Action.OFFLOAD),
+        OffloadChoice.DELETE_COPY: ledgers(Outcome.BOOKKEEPER_DELETED, Action.COPY_DELETION),
+    }
+
+
 def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
     """Ledgers whose copy in BookKeeper we began to delete, by a message of ``since`` (ms) or later that is undecided.
 
@@ -266,6 +284,7 @@ class _Judging:
     loaded: frozenset[str]
     ours: Mapping[int, UUID]
     leftovers: BitMap64
+    done_since: Mapping[OffloadChoice, BitMap64]
     now: int
     everything: bool
     our_lag_ms: int | None
@@ -305,6 +324,7 @@ class _Judging:
             everything=self.everything,
             upto=(self.ordered or {}).get(row["topic"]),
             leftovers=self.leftovers,
+            done_since=self.done_since,
             our_lag_ms=self.our_lag_ms,
             buckets=self.buckets,
         )

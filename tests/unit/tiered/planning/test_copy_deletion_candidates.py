@@ -65,6 +65,14 @@ def test_what_a_run_would_leave_to_brokers_is_said_before_it() -> None:
     assert {row["outlook"] for row in judged(state(ledger(1), LAST)).values()} == {""}
 
 
+def test_what_a_run_has_done_since_the_scan_is_planned_no_more() -> None:
+    since = {OffloadChoice.OFFLOAD: {1}, OffloadChoice.DELETE_COPY: {2}}
+    done = (OffloadChoice.DONE, OffloadCode.DONE_SINCE)
+    assert one(ledger(1), done_since=since) == one(complete(2), done_since=since) == done
+    assert one(ledger(2), done_since=since)[0] == OffloadChoice.OFFLOAD
+    assert one(complete(1), done_since=since)[0] == OffloadChoice.DELETE_COPY
+
+
 def test_a_driver_that_does_not_act_deletes_no_copy() -> None:
     assert one(complete(1), replace(POLICY, driver="azureblob"))[0] == OffloadChoice.DONE
     assert one(complete(1), replace(POLICY, driver=""))[0] == OffloadChoice.DONE

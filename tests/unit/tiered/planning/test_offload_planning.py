@@ -19,12 +19,13 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
-from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import (
     OffloadPolicies,
     broker_layer,
+    done_since,
     in_flight,
     leftovers,
     queued,
@@ -245,3 +246,22 @@ def test_a_leftover_that_was_deleted_since_the_scan_is_in_no_plan(
     )
     epoch: Any = SimpleNamespace(epoch_id="e", started_at=AT + 5 + scanned)
     assert bool(leftovers(cluster, epoch, NOW)) == planned
+
+
+@pytest.mark.parametrize(("scanned", "done"), [(0, True), (1, False)])
+def test_what_runs_have_done_since_the_scan_is_known(tmp_path: Path, scanned: int, *, done: bool) -> None:
+    """A deletion run scans while an offload run is at work, and plans of that scan are made after it."""
+    rows = [
+        replace(ROW, ledger_id=1, action=Action.OFFLOAD, phase="offload", outcome=Outcome.OFFLOADED, at=AT),
+        replace(DELETION, ledger_id=2, outcome=Outcome.BOOKKEEPER_DELETED, at=AT),
+        replace(DELETION, ledger_id=3, at=AT),
+        replace(DELETION, ledger_id=4, outcome=Outcome.BOOKKEEPER_DELETED, cluster="another", at=AT),
+    ]
+    FileJournal(str(tmp_path)).record(rows)
+    cluster: Any = SimpleNamespace(
+        journal_reader=FileJournal(str(tmp_path)), settings=SimpleNamespace(cluster=ROW.cluster)
+    )
+    epoch: Any = SimpleNamespace(started_at=AT + scanned)
+    found = done_since(cluster, epoch)
+    assert found[OffloadChoice.OFFLOAD] == (BitMap64([1]) if done else BitMap64())
+    assert found[OffloadChoice.DELETE_COPY] == (BitMap64([2]) if done else BitMap64())
