@@ -17,6 +17,7 @@ from resources.lifecycle import LifecycleResource
 
 NOTHING_NAMED = "consumed_records.subscriptions in the settings file names nothing"
 OFF = "automation.consumed_records is off"
+NO_SCAN = "there is no scan of this cluster yet, which plans go by"
 
 
 def plan_consumed(where: Cluster) -> dict[str, Any]:
@@ -71,14 +72,18 @@ def consumed_records_schedule(cron: str) -> dg.ScheduleDefinition:
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Starts `plan_consumed_records`, if `consumed_records.subscriptions` names anything and "
-        "`automation.consumed_records` is not off. Leaves a time out while the run before it is not over.",
+        "`automation.consumed_records` is not off, once there is a scan. Leaves a time out while the run before it is "
+        "not over.",
     )
     def ring(context: dg.ScheduleEvaluationContext, lifecycle: LifecycleResource) -> dg.RunRequest | dg.SkipReason:
-        settings = lifecycle.without_spark().settings
+        where = lifecycle.without_spark()
+        settings = where.settings
         if settings.automation.consumed_records.mode is Automation.OFF:
             return dg.SkipReason(OFF)
         if not settings.consumed_records.subscriptions:
             return dg.SkipReason(NOTHING_NAMED)
+        if not where.lake.epochs(cluster=settings.cluster):
+            return dg.SkipReason(NO_SCAN)
         return unless_at_it(context.instance, settings.cluster, plan_consumed_records_job.name)
 
     return ring

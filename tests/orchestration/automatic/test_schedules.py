@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from assets.names import EPOCH, READER, key
+from orchestration.automatic.consumed_records import NO_SCAN
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
@@ -69,7 +70,9 @@ def test_retention_is_planned_where_nothing_planned_it_after_the_scan(tmp_path: 
         assert not rings()
 
 
-def test_plans_of_consumed_records_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_of_consumed_records_wait_for_a_scan_and_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dagster makes up for several times at once after an outage."""
     scene = RetentionScene(tmp_path, monkeypatch)
     named = scene.settings.consumed_records.model_copy(update={"subscriptions": {"acme/in": ("s",)}})
@@ -83,6 +86,8 @@ def test_plans_of_consumed_records_do_not_pile_up(tmp_path: Path, monkeypatch: p
             with dg.build_schedule_context(instance, resources={"lifecycle": LifecycleResource()}) as context:
                 return schedule(context)
 
+        assert rung().skip_message == NO_SCAN
+        scene.scan()
         first = rung()
         assert isinstance(first, dg.RunRequest)
         instance.add_run(dg.DagsterRun(schedule.job_name, status=dg.DagsterRunStatus.STARTED, tags=dict(first.tags)))
