@@ -96,7 +96,7 @@ def coverage_result(epoch: Epoch) -> dg.AssetCheckResult:
 
 def _missing(epoch: Epoch) -> str:
     """What was not read of a scan, in words."""
-    return "everything was read" if epoch.covered else in_words(epoch.gaps)[:4000]
+    return "everything was read" if epoch.covered else in_words(epoch.gaps)
 
 
 def coverage_asset(cluster: str) -> dg.AssetsDefinition:

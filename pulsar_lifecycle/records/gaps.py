@@ -96,9 +96,15 @@ class Gap:
         return f"{self.code}: {self.text}"
 
 
+FEW = 3
+"""Gaps that a sentence names: it stands in refusals, ticks and alerts, and a scan may lack thousands of z-nodes."""
+
+
 def in_words(gaps: Iterable[Gap]) -> str:
-    """Gaps on one line."""
-    return "; ".join(gap.line for gap in gaps)
+    """Gaps on one line: the first few, and how many more there are."""
+    lines = [gap.line for gap in gaps]
+    more = [f"and {len(lines) - FEW} more"] if len(lines) > FEW else []
+    return "; ".join([*lines[:FEW], *more])
 
 
 def _of_any_version(value: Any) -> Any:
