@@ -182,6 +182,7 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
         run_before=runs[-2] if len(runs) > 1 else None,
         findings=[
             *(f"every run is refused: {why.text}" for why in refused if why.code is not RefusalCode.SWITCHED_OFF),
+            *_unwritable(where),
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(journal, runs[-2:]),
@@ -199,6 +200,18 @@ def _run(run: DeletionRun) -> dict[str, Any]:
         "outcomes": dict(run.outcomes),
         "deleted_bytes": run.deleted_bytes,
     }
+
+
+def _unwritable(where: Cluster) -> list[str]:
+    """Whether nothing could be journalled now; a lake that is not there yet is made by the first scan."""
+    from pulsar_lifecycle.errors import LifecycleError
+
+    try:
+        if where.lake.exists():
+            where.journal.check_writable()
+    except LifecycleError as error:
+        return [f"nothing can be journalled from here, so no run would begin: {error}"]
+    return []
 
 
 def _stuck(waiting: QueueState, now: int) -> list[str]:

@@ -221,6 +221,10 @@ def stopping(where: Cluster) -> PlanDecision | None:
         return PlanDecision(AutomationCode.STORE_WENT_BACK, str(refused))
     except LifecycleError as error:
         return PlanDecision(AutomationCode.PAUSED, str(error))
+    try:
+        where.journal.check_writable()
+    except LifecycleError as error:
+        return PlanDecision(AutomationCode.UNREAD, str(error))
     return None
 
 

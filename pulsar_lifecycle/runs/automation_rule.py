@@ -34,7 +34,8 @@ class AutomationCode(StrEnum):
     NO_PLAN = "no_plan"
     """There is none yet."""
     UNREAD = "unread"
-    """What would become of it cannot be told, such as by a scan that was set aside: the text says why."""
+    """What would become of it cannot be told, such as by a scan that was set aside, or nothing could be journalled: the
+    text says why."""
     REPORT_ONLY = "report_only"
     """The plan is report-only: its scan has gaps."""
     EXPIRED = "expired"

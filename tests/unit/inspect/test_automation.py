@@ -36,6 +36,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from tests.kit.automated_cluster import OFFLOAD, RETENTION, automated, offload_planned, planned
 from tests.kit.command import run
+from tests.kit.crash import raising
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import Operation
@@ -86,7 +87,7 @@ def test_a_kind_of_which_nothing_can_be_told_hides_no_other(
     assert said["offload"] == ("unread", "its scan was set aside by accept-restore")
 
 
-def test_nothing_goes_until_a_restore_is_accepted_nor_while_deletion_is_switched_off(
+def test_nothing_goes_until_a_restore_is_accepted_nor_without_journal_nor_while_deletion_is_switched_off(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where, plan = automated(scene, monkeypatch, mode="approve"), planned(scene)
@@ -99,6 +100,10 @@ def test_nothing_goes_until_a_restore_is_accepted_nor_while_deletion_is_switched
         assert (said["code"], said["plan_id"]) == ("store_went_back", plan.plan_id)
         assert "`pulsar-lifecycle accept-restore REASON`" in said["text"]
         assert after_approval(where, plan.plan_id) == [f"retention: store_went_back: {back.text}"]
+    full = StoreError("the lake is full")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(where.journal), "check_writable", raising(full))
+        assert after_approval(where, plan.plan_id) == [f"retention: unread: {full}"]
     off = where.settings.deletion.model_copy(update={"topicTwoPhaseDeletionEnabled": False})
     switched_off = replace(where, settings=where.settings.model_copy(update={"deletion": off}))
     assert decision_of(switched_off, RETENTION)[0].code is AutomationCode.SWITCHED_OFF
