@@ -29,7 +29,9 @@ YEAR_10000 = 253_402_300_800_000
 """The first time (ms) that no date can say; a client may delay a message until any."""
 
 # TopicName.getPartitionIndex: what follows the last "-partition-", an int as Java prints it ("-01" is no partition).
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
+PARTITION_SUFFIX = r"-partition-(0|[1-9][0-9]{0,9})"
+"""A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
+_PARTITION = re.compile(f"(.+){PARTITION_SUFFIX}", re.DOTALL)
 _MAX_PARTITION = (1 << 31) - 1
 CACHED = 10_000
 """Names that are parsed again and again: the ledgers of a topic come together."""

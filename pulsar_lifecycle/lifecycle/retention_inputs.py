@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.cursor import REPLICATED_PROPERTY, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.lifecycle.retention import slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import PARTITION_SUFFIX, Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import MANAGED_CURSORS
@@ -47,8 +47,7 @@ is known (``lifecycle/load/going_subscriptions.py``)."""
 
 _PLAIN = r"^persistent://(?P<namespace>[^/]+/[^/]+)/[^/]+$"
 """Topics of V2 namespaces."""
-_PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
-"""A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
+_PARTITION = f"{PARTITION_SUFFIX}$"
 
 
 # -------------------------------------------------------------------------------------------------------- cursors

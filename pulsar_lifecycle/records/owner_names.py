@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +17,9 @@ from pulsar_lifecycle.formats.ledger_metadata import (
     COMPONENT_MANAGED_LEDGER,
     COMPONENT_SCHEMA,
 )
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import PARTITION_SUFFIX, Namespace, Topic
+
+_PARTITION = re.compile(rf"{PARTITION_SUFFIX}\Z")
 
 
 def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:
@@ -98,8 +101,7 @@ def _full_name(name: str) -> str:
 
 def parent_of(topic: str) -> str:
     """The partitioned topic that a full topic name is a partition of; the name itself if it is none."""
-    parent, found, number = topic.rpartition("-partition-")
-    return parent if found and number.isdecimal() else topic
+    return _PARTITION.sub("", topic)
 
 
 OWNER_TAGS = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")

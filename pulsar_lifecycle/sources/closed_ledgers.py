@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable, UsageE
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.metastore import walk
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import PARTITION_SUFFIX, Namespace, Topic
 from pulsar_lifecycle.ports import Children, MetadataStore, Node, Unread
 
 MAX_RANGE = 1_000_000
@@ -79,7 +79,7 @@ def paths_of(store: MetadataStore, owner: Topic | Namespace) -> list[str]:
         parent = f"{walk.MANAGED_LEDGERS_ROOT}/{owner}/persistent"
         return [f"{parent}/{name}" for name in sorted(_children(store, parent))]
     parent, _, own = f"{walk.MANAGED_LEDGERS_ROOT}/{owner.managed_ledger}".rpartition("/")
-    partition = re.compile(re.escape(own) + r"-partition-[0-9]+")
+    partition = re.compile(re.escape(own) + PARTITION_SUFFIX)
     names = [name for name in _children(store, parent) if name == own or partition.fullmatch(name)]
     if not names:
         raise NotFound(f"topic {owner}: it has no z-node below {parent}")

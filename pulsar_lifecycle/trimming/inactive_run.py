@@ -197,8 +197,9 @@ class _Deletion:
             names = listing.names if listing else ()
             self._listed[path] = now, names
         begin = f"{encode_name(parent.local)}-partition-"
-        own = (name for name in names if name.startswith(begin) and name.removeprefix(begin).isdecimal())
-        return [Topic(parent.namespace, f"{parent.local}-partition-{name.removeprefix(begin)}") for name in own]
+        numbers = (name.removeprefix(begin) for name in names if name.startswith(begin))
+        found = (Topic(parent.namespace, f"{parent.local}-partition-{number}") for number in numbers)
+        return [one for one in found if one.partitioned_parent == parent]
 
     def _delete(self, guard: RunGuard, topic: Topic, counted: Mapping[str, frozenset[int]]) -> list[LedgerOutcome]:
         self._journal(topic, Outcome.BEGUN, Why(Code.ABOUT_TO, "its broker is asked to delete it next"))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.model import COMPACTION_CURSOR
+from pulsar_lifecycle.model import COMPACTION_CURSOR, PARTITION_SUFFIX
 from pulsar_lifecycle.records.plans.inactive_plan import (
     INACTIVE_CURSORS,
     INACTIVE_TOPICS,
@@ -29,7 +29,7 @@ from pulsar_lifecycle.records.plans.inactive_plan import (
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
-PARTITION = r"-partition-[0-9]+$"
+PARTITION = f"{PARTITION_SUFFIX}$"
 _LETTERS = r"-(DLQ|RETRY)(-partition-[0-9]+)?$"
 """How clients call the topics of dead letters, and of those to be delivered again (``RetryMessageUtil``)."""
 _NO_CODE = pa.scalar(None, pa.string())

@@ -35,7 +35,7 @@ def closed(last: int = 9, length: int = 100) -> LedgerMetadata:
 
 @pytest.fixture
 def store() -> FakeStore:
-    """Ledgers 1 .. 5 and 8 are closed, 6 is open; they are those of a topic, of two partitions, and nobody's."""
+    """Ledgers 1 .. 5 and 8 are closed, 6 is open; they are those of topics and of two partitions."""
     store = FakeZooKeeper().session()
     for ledger_id in (1, 2, 3, 4, 5, 8):
         store.create(ledger_path(ledger_id), ledger_metadata.encode(closed()), parents=True)
@@ -47,6 +47,7 @@ def store() -> FakeStore:
         "p-partition-10": (LedgerInfo(5),),
         "p-partition-2": (LedgerInfo(4),),
         "p-partition-x": (),
+        "p-partition-01": (LedgerInfo(8),),
     }
     for name, infos in topics.items():
         data = managed_ledger.encode(ManagedLedgerInfo(infos))
@@ -91,7 +92,7 @@ def test_a_partitioned_topic_is_all_its_partitions_and_a_partition_itself(store:
 
 
 def test_a_namespace_is_all_its_topics(store: FakeStore) -> None:
-    assert sorted(ids(closed_ledgers.of_namespace(store, Namespace.parse("a/b")))) == [1, 2, 3, 4, 5]
+    assert sorted(ids(closed_ledgers.of_namespace(store, Namespace.parse("a/b")))) == [1, 2, 3, 4, 5, 8]
 
 
 def test_what_is_not_there_is_not_empty(store: FakeStore) -> None:

@@ -297,6 +297,24 @@ def test_a_partition_that_is_new_keeps_the_others(scene: ActivityScene, said: in
     assert apply(scene, made) == {"p-partition-0": (Outcome.LEFT, InactiveKept.PARTITION_STAYS)}
 
 
+def test_a_topic_whose_name_ends_as_no_partitions_does_is_none(scene: ActivityScene) -> None:
+    """Brokers take "01" for no partition's number: such a topic is one of its own."""
+    for name in ("p-partition-0", "p-partition-01"):
+        scene.used(name)
+    scene.choose(topics=(str(scene.named("p")),))
+    made = plan(scene, "p-partition-0")
+    assert apply(scene, made) == {"p-partition-0": (Outcome.REMOVED, Code.TOPIC_DELETED)}
+
+
+def test_an_order_of_another_topic_is_none_of_a_topic_whose_name_ends_as_no_partitions_does(
+    scene: ActivityScene,
+) -> None:
+    scene.used("p-partition-01")
+    made = plan(scene, "p-partition-01")
+    scene.choose(topics=(str(scene.named("p")),))
+    assert apply(scene, made) == {"p-partition-01": (Outcome.REFUSED, InactiveKept.NOT_CHOSEN)}
+
+
 def test_topics_whose_namespace_is_gone_are_gone(scene: ActivityScene) -> None:
     for name in ("p-partition-0", "p-partition-1"):
         scene.used(name)
