@@ -81,6 +81,9 @@ class LoadKept(StrEnum):
     """It has a compaction threshold, and `load.compaction` does not name it: its broker would begin a compaction, as
     more than that waits for one, or make a cursor `__compaction` before all its messages, which holds its ledgers until
     a compaction has read them."""
+    NAMESPACE_DELETED = "namespace_deleted"
+    """Its namespace is being deleted, or that broke off: its policies say `deleted`, and brokers load no topic of it.
+    No setting lifts this."""
     NOT_REPLICATED_HERE = "not_replicated_here"
     """Its replication clusters leave this cluster out: its broker would delete it whole at once, whatever is unread.
     No setting lifts this."""
@@ -320,6 +323,8 @@ def _monitored(
     ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``: that of a replicator has not, and
     there is a TTL. ``compacts``: by its threshold ``compaction``, a compaction or the cursor of one would begin.
     """
+    if row["namespace"] in monitors.deleted:
+        return [LoadKept.NAMESPACE_DELETED]
     topic = Topic.parse(row["topic"])
     expiry = monitors.expiry.get(row["namespace"])
     known = row["namespace"] in monitors.deletion.by_namespace

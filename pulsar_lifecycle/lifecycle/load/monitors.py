@@ -40,6 +40,7 @@ _QUOTA_SECONDS = "backlogQuotaDefaultLimitSecond"
 _QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
 _EVICTS = "consumer_backlog_eviction"
 _ALLOWED, _CLUSTER = "allowed_clusters", "clusterName"
+_DELETED = "deleted"
 _COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
 _BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
 BROKER_NAMES = frozenset(
@@ -83,7 +84,7 @@ class Monitors:
     ``eviction``: whether a backlog quota is in force by which brokers drop unread messages. ``compaction``: of how many
     bytes brokers begin a compaction by themselves, 0 for never.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
-    ``replicator``: how replicators' cursors begin; None: unknown.
+    ``replicator``: how replicators' cursors begin; None: unknown. ``deleted``: namespaces that are being deleted.
     """
 
     ttl: InForce[int | None]
@@ -94,6 +95,7 @@ class Monitors:
     compaction: InForce[int | None]
     system_cursors: frozenset[str] = frozenset()
     replicator: str | None = REPLICATOR
+    deleted: frozenset[str] = frozenset()
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
@@ -122,6 +124,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         _known(layers, layers.in_force(_COMPACTS, _compaction)),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
+        frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
     )
 
 

@@ -118,6 +118,15 @@ def test_a_topic_that_is_not_replicated_here_is_not_loaded(
     assert kept(scene) == expected
 
 
+def test_a_topic_of_a_namespace_that_is_being_deleted_is_not_loaded(scene: LoadScene) -> None:
+    """Brokers answer 404 to whoever asks for it; each such topic would count as one that they do not unload."""
+    scene.change(topic_deletion=(NAMESPACE,))
+    scene.namespace(deleted=True)
+    assert kept(scene) == "namespace_deleted"
+    scene.namespace(deleted=False)
+    assert kept(scene) is None
+
+
 def stands_at_end(scene: LoadScene, ledger: int, cursor: str) -> None:
     """A cursor of topic ``a`` has read this ledger, and all before it."""
     tags = {**data_tags(Topic.parse(f"{OWN}a")), "pulsar/cursor": cursor}
