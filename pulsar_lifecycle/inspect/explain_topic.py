@@ -223,6 +223,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         for one in held
         if one.state is None and not one.offloaded
     ]
+    idle = load.reason is LoadReason.LAST_LEDGER_NOT_CLOSED and not protection.of_transactions(subject)
     return TopicExplanation(
         subject,
         load,
@@ -232,7 +233,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         shown_cursors,
         tuple(warnings),
         epochs[-1].epoch_id,
-        _causes(opened, inputs, load, Rollover.of(layers.brokers)),
+        _causes(opened, inputs, idle, Rollover.of(layers.brokers)),
         kept_code(to_load),
     )
 
@@ -272,12 +273,12 @@ def _opened(
 
 
 def _causes(
-    opened: Mapping[int, Mapping[str, Any]], inputs: pa.Table, load: TopicLoad, rollover: Rollover | None
+    opened: Mapping[int, Mapping[str, Any]], inputs: pa.Table, idle: bool, rollover: Rollover | None
 ) -> tuple[OpenCause, ...]:
-    """Why a last ledger is not closed."""
+    """Why a last ledger is not closed. ``idle``: no broker has the topic."""
     for known in opened.values():
         row = {
-            "loaded": load.reason is not LoadReason.LAST_LEDGER_NOT_CLOSED,
+            "loaded": not idle,
             "bytes": known.get("size"),
             "entries": known.get("entries"),
             "retention_minutes": inputs.column("retention_minutes")[0].as_py(),

@@ -31,6 +31,7 @@ from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY
 from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.protection import OF_TRANSACTIONS
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 
@@ -42,8 +43,9 @@ _OF_CURSOR = (
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
 _UNLOADED = pc.field("load_state") == LoadState.UNLOADED
-IDLE = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
-"""Rows of ``tables.TOPICS`` that no broker lists and whose last ledger is not closed."""
+_OF_TRANSACTIONS = pc.match_substring_regex(pc.field("topic"), "|".join(OF_TRANSACTIONS))
+IDLE = (pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)) & ~_OF_TRANSACTIONS
+"""Rows of ``tables.TOPICS`` that no broker has, by what it lists, and whose last ledger is not closed."""
 
 
 def namespaces_of(lake: Lake, parts: Sequence[str]) -> set[str]:

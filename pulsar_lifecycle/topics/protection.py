@@ -18,7 +18,8 @@ PENDING_ACKS = "__transaction_pending_ack"
 """How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
 
 OF_TRANSACTIONS = ("/__transaction_log_", PENDING_ACKS, "/transaction_coordinator_")
-"""Parts of the names of managed ledgers that transactions keep; only brokers' own code reads these."""
+"""Parts of the names of managed ledgers that transactions keep; only brokers' own code reads these. A broker that has
+one open does not list it among its topics."""
 
 NEVER = ("pulsar/system/__ledger_deletion", *OF_TRANSACTIONS)
 """Parts of topic names whose ledgers are never deleted by us: our own queue, and transactions."""
@@ -118,6 +119,11 @@ def owner_protection(namespace: str, topic: str, context: Context) -> Protection
 
 def _is_system(namespace: str, local: str) -> bool:
     return local.startswith("__") or namespace == "pulsar/system"
+
+
+def of_transactions(topic: Topic) -> bool:
+    """Whether transactions keep it (:data:`OF_TRANSACTIONS`)."""
+    return any(part in str(topic) for part in OF_TRANSACTIONS)
 
 
 def is_brokers_own(topic: Topic) -> bool:

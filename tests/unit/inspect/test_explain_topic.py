@@ -352,6 +352,11 @@ def test_what_leaves_the_last_ledger_open_is_named(scene: RetentionScene) -> Non
     scene.topic("closed", 100)
     scene.scan()
     assert explained(scene, "closed").open_causes == ()
+    log = f"persistent://{NAMESPACE}/a-s__transaction_pending_ack"  # its broker has it, and does not list it
+    ledger = scene.servers.ledger(data_tags(Topic.parse(log)), state=LedgerState.OPEN)
+    scene.servers.topic(Topic.parse(log), [ledger])
+    scene.scan()
+    assert explained(scene, "a-s__transaction_pending_ack").open_causes == (OpenCause.SETTINGS_UNKNOWN,)
 
 
 def test_a_broker_that_does_not_answer_is_warned_of(scene: RetentionScene) -> None:

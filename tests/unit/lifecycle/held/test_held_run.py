@@ -12,7 +12,8 @@ from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.lifecycle.held.backlog import BacklogEnds
 from pulsar_lifecycle.lifecycle.held.held_run import BACKLOG_TABLE, OPEN_TABLE, build_held, held_rows, newest_held
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OpenCause
-from pulsar_lifecycle.lifecycle.storage_run import build_storage_report
+from pulsar_lifecycle.lifecycle.reasons import Reason
+from pulsar_lifecycle.lifecycle.storage_run import REASONS_TABLE, build_storage_report
 from pulsar_lifecycle.model import Position
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import MB
@@ -58,6 +59,19 @@ def test_what_is_in_an_open_ledger_and_what_leaves_it_open(scene: ActivityScene)
     assert (row["ledger_id"], row["entries"], row["bytes"]) == (ledger, 3, 3000)
     assert (row["loaded"], row["expired"], row["closes_at"], row["problem"]) == (False, True, None, None)
     assert row["causes"] == [OpenCause.NOT_LOADED, OpenCause.MAX_TIME, OpenCause.NO_INACTIVE_TIME]
+
+
+@pytest.mark.parametrize("name", ["__transaction_log_0", "a-s__transaction_pending_ack"])
+def test_a_broker_does_not_list_what_transactions_keep(scene: ActivityScene, name: str) -> None:
+    """An open ledger of that is one that its broker writes, and not one that a dead broker left."""
+    scene.retention(0, 0)
+    open_topic(scene, name)
+    ledger = open_topic(scene, "a")
+    scene.servers.wait(2)
+    assert [row["ledger_id"] for row in built(scene, OPEN_TABLE).values()] == [ledger]
+    epoch = newest_held(scene.lake, "test").epoch_id
+    reasons = scene.lake.read_epoch_table(epoch, REASONS_TABLE).select(["ledger_id", "reason"]).to_pylist()
+    assert [row["ledger_id"] for row in reasons if row["reason"] == Reason.EXPIRED_OPEN] == [ledger]
 
 
 def test_bookies_are_asked_once_about_open_ledgers_alone(scene: ActivityScene, monkeypatch: pytest.MonkeyPatch) -> None:
