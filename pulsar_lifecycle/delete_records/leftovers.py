@@ -225,13 +225,15 @@ def tagged_since(
 def closing_open(cluster: Cluster, topics: Collection[str]) -> dict[str, str]:
     """By topic, a ledger that is on no list and was never closed, by the newest scan, and what closes it, in words.
 
-    As long as it is open, none of what left the list is deleted.
+    As long as it is open, none of what left the list is deleted, unless a write of ours came before the load that
+    left it there.
     """
     newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1:] if topics else []
-    where = pc.field("finding").isin([Finding.OPEN, Finding.OPEN_ORPHAN]) & pc.field("topic").isin(sorted(topics))
     found: dict[str, str] = {}
     for epoch in newest:
         with suppress(NotFound):  # a scan that failed before it judged
+            written = sorted(set(topics) - cluster.lake.context(epoch.epoch_id).overtaken_topics)
+            where = pc.field("finding").isin([Finding.OPEN, Finding.OPEN_ORPHAN]) & pc.field("topic").isin(written)
             parts = cluster.parts(epoch.epoch_id, "findings")
             for batch in cluster.lake.batches(parts, ["topic", "ledger_id", "finding"], where):
                 for row in batch.to_pylist():

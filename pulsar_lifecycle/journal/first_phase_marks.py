@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.cursor import snapshot_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerType, decode_deletion_message
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
+from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Asked, CopyNamed, bucket_of
@@ -60,6 +62,27 @@ def marks_of(journal: JournalReader, cluster: str, topics: Collection[str], sinc
     rows = journal.find(marks, ["topic", "ledger_id", "outcome", "at"]).to_pylist()
     rows.sort(key=lambda row: (row["at"], row["outcome"] != Outcome.MARKED))
     return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
+
+
+def list_writes(
+    journal: JournalReader, cluster: str, topics: Collection[str], since: int
+) -> dict[str, list[ListWrite]]:
+    """By topic the writes of its list, at ``since`` (ms) or later, that our first phase took ledgers off by.
+
+    The last few of each: a run makes one of a topic. One whose answer was lost is missing.
+    """
+    mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster)
+    marks = mine & (pc.field("phase") == Phase.MARK)
+    found: dict[str, set[ListWrite]] = {}
+    for row in rows_of_outcome(journal, Outcome.REMOVED, since, marks, ["topic", "detail"]).to_pylist():
+        if write := details_of(ListWrite, row["detail"]):
+            found.setdefault(row["topic"], set()).add(write)
+    newest = attrgetter("list_written")
+    return {topic: sorted(some, key=newest)[-LAST_WRITES:] for topic, some in found.items()}
+
+
+LAST_WRITES = 8
+"""Of each topic so many of our writes are remembered."""
 
 
 def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[int]:

@@ -101,6 +101,8 @@ class Context:
 
     Also as whose their schemas go (:func:`schema_owner`).
     """
+    overtaken_topics: frozenset[str] = frozenset()
+    """Those of ``open_topics`` of which no broker can list any such ledger: a write of ours came before it."""
     offload_buckets: frozenset[str] = frozenset()
     """Where a deletion run may delete offloaded copies; none without an object store."""
 
@@ -109,8 +111,16 @@ class Context:
         return replace(self, now=now)
 
     def without_grace(self) -> Context:
-        """The same for ledgers that our first phase took off their topics' lists: they wait for no grace period."""
-        return replace(self, grace=0)
+        """The same for ledgers that our first phase took off their topics' lists: they wait for no grace period.
+
+        Nor for the end of an open ledger that a load left which a write of ours came before.
+        """
+        return replace(self, grace=0, open_topics=self.written_topics)
+
+    @property
+    def written_topics(self) -> frozenset[str]:
+        """Topics of which no ledger may leave the list, as no deletion run would delete it."""
+        return self.open_topics - self.overtaken_topics
 
     @property
     def held_parents(self) -> frozenset[str]:

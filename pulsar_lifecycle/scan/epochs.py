@@ -6,7 +6,7 @@ Belongs here: joining, shipping the context, storing. Not here: the rules (``del
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,15 +16,16 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, COMPONENT_SCHEMA
+from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, COMPONENT_SCHEMA, LedgerState
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
-from pulsar_lifecycle.journal.first_phase_marks import taken_off, unnamed_snapshots
+from pulsar_lifecycle.journal.first_phase_marks import list_writes, taken_off, unnamed_snapshots
 from pulsar_lifecycle.journal.in_doubt import absent
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.queries import deleted_since
 from pulsar_lifecycle.metastore import namespaces, topics, walk
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import under_replicated
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
+from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
@@ -91,6 +92,8 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         acknowledged=tuple(sorted(settings.orphans.acknowledged(now))),
     )
     context, unread, places = _context(cluster, epoch_id, refs, started_at, unread_entries.lost, now)
+    known = min((e.finished_at for e in previous if e.fingerprint == fingerprint), default=now)
+    context = replace(context, overtaken_topics=_overtaken_topics(cluster, epoch_id, refs, context.open_topics, known))
     found = [*unread_entries.gaps, *unread]
     began = lake.began_at(epoch_id)
     if began and began.fingerprint != fingerprint:
@@ -334,13 +337,58 @@ def _distinct(cluster: Cluster, epoch_id: str, table: str, root: str, column: st
 
 
 def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
+    return frozenset(
+        name for some in _open_ledgers(cluster, epoch_id, refs) for name in owner_names.written_topics(some)
+    )
+
+
+def _open_ledgers(cluster: Cluster, epoch_id: str, refs: Referenced) -> Iterator[pa.RecordBatch]:
+    """Unreferenced ledgers of Pulsar's that are not closed."""
     problem, state, application = pc.field("problem"), pc.field("state"), pc.field("application")
     rows = cluster.lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", "problem", "state", "application", *owner_names.OWNER_TAGS],
+        ["ledger_id", "problem", "state", "application", "cursor", "czxid", "ctime", *owner_names.OWNER_TAGS],
         problem.is_null() & (state != "CLOSED") & (application == "pulsar"),
     )
-    return frozenset(topic for batch in rows for topic in owner_names.written_topics(outside(batch, refs.needed)))
+    return (outside(batch, refs.needed) for batch in rows)
+
+
+def _overtaken_topics(
+    cluster: Cluster, epoch_id: str, refs: Referenced, open_topics: Collection[str], known_since: int
+) -> frozenset[str]:
+    """``Context.overtaken_topics``; no write of ours counts that is older than ``known_since`` (ms).
+
+    That is when the first scan ended that no restore of the metadata store has set aside: transactions are numbered
+    anew after one, and what was written before may be gone.
+    """
+    if not open_topics:
+        return frozenset()
+    writes = list_writes(cluster.journal_reader, cluster.settings.cluster, open_topics, known_since)
+    if not writes:
+        return frozenset()
+    known = pc.field("topic").isin(sorted(writes)) & pc.field("problem").is_null()
+    nodes = cluster.lake.batches(
+        cluster.parts(epoch_id, "managed_ledgers"), ["topic", "managed_ledger", "czxid", "version", "problem"], known
+    )
+    standing = {
+        row["managed_ledger"]: [one for one in writes[row["topic"]] if one.is_of(row["czxid"], row["version"])]
+        for batch in nodes
+        for row in batch.to_pylist()
+    }
+    written = {name for some in _open_ledgers(cluster, epoch_id, refs) for name in _writable(some, standing)}
+    return frozenset(open_topics) - written
+
+
+def _writable(ledgers: pa.RecordBatch, standing: Mapping[str, Sequence[ListWrite]]) -> set[str]:
+    """``owner_names.written_topics`` of those open ledgers that a broker may list yet."""
+    stays = [
+        not (
+            (row["component"], row["cursor"], row["state"]) == (COMPONENT_MANAGED_LEDGER, None, LedgerState.OPEN.name)
+            and any(one.came_before(row["czxid"], row["ctime"]) for one in standing.get(row["managed_ledger"], ()))
+        )
+        for row in ledgers.to_pylist()
+    ]
+    return owner_names.written_topics(ledgers.filter(pa.array(stays, pa.bool_())))
 
 
 def listed_by(batches: Iterable[pa.RecordBatch]) -> BitMap64:

@@ -28,6 +28,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
@@ -107,6 +108,8 @@ class TopicWrite:
         self._written = False
         self._unknown: int | None = None
         """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
+        self.list_write: ListWrite | None = None
+        """The write that was made, if its answer came."""
 
     @property
     def unknown(self) -> bool:
@@ -134,13 +137,15 @@ class TopicWrite:
         False: what is there now decides, read it again.
         """
         try:
-            self._store.write(node.path, data, node.stat.version, [(checked, -1)] if checked else ())
+            stat = self._store.write(node.path, data, node.stat.version, [(checked, -1)] if checked else ())
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False
         except (Conflict, NotFound):
             return False
         self._written = True
+        read, written = node.stat, stat
+        self.list_write = ListWrite(read.czxid, read.mzxid, written.mzxid, written.version, written.mtime)
         return True
 
     def finish_after(self, error: LifecycleError) -> None:

@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
@@ -389,4 +390,7 @@ class _Trim:
         sent = self._sent.get(one.ledger_id, {})
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
         messages = MarkMessages({kind.value: s.message_id.hex() for kind, s in sent.items()})
-        return journal_row(self._run, one, kind, (messages, self._mark(one.ledger_id)), now)
+        details: list[MarkMessages | Mark | ListWrite] = [messages, self._mark(one.ledger_id)]
+        if one.outcome is Outcome.REMOVED and self._write.list_write:
+            details.append(self._write.list_write)
+        return journal_row(self._run, one, kind, details, now)

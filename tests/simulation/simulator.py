@@ -93,6 +93,7 @@ class _Schedule(Steps):
         self.result.facts["trimmed"] += self.laws.trimmed
         self.result.facts["expired"] += self.laws.expired
         self.result.facts.update(self.laws.tiered.counts)
+        self.result.facts.update(self.laws.counts)
         self.result.facts.update(self.retaining.counts if self.retaining else {})
         return self.result
 

@@ -1,4 +1,4 @@
-"""F1-F29: everything that goes wrong, by its code, so that a run can count that none is there in name only.
+"""F1-F30: everything that goes wrong, by its code, so that a run can count that none is there in name only.
 
 Belongs here: the names. Not here: the faults (``injections.py``, ``states.py``, ``queue_faults.py``, ``disasters.py``,
 ``traps.py``).
@@ -36,4 +36,5 @@ NAMES = {
     "F27": "a topic whose z-node is away at two scans and there between them",
     "F28": "a shadow topic whose z-node is away while its source is trimmed",
     "F29": "a broker that never says what it has in memory of one topic",
+    "F30": "a broker that loads a topic as it is trimmed, and leaves an open ledger; other open ledgers of its name",
 }

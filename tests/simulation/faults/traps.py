@@ -1,4 +1,4 @@
-"""F26-F28: what a random schedule hardly ever plays: one good copy of an entry, and references that come and go.
+"""F26-F28, F30: what a random schedule hardly ever plays: one good copy of an entry, and references that come and go.
 
 Belongs here: scripts of many steps, each of which would be safe by itself. One schedule in so many plays one, at some
 step, from a random of its own, so that the others stay what they were. Not here: single acts (``acts.py``), and losses
@@ -13,6 +13,7 @@ from random import Random
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Stat
 from tests.kit.simulated.cluster import ENTRY_BYTES
 from tests.kit.simulated.offloaded import CLUSTER, attempt
 from tests.simulation.faults import disasters
@@ -191,10 +192,96 @@ def shadow_unscanned(random: Random, world: World, operator: Operator) -> Iterat
     yield "delete", operator.delete
 
 
-EVERY = 20
+# ------------------------------------------------------------------------------------- a load that a write came before
+
+
+def overtaken_load(random: Random, world: World, operator: Operator) -> Iterator[Step]:
+    """A broker makes a ledger for a topic as that is trimmed, or some time before or after; it stays open.
+
+    Or the topic, or the whole store, is another one by then.
+    """
+    topic = _old_topic(world, "overtaken", *(_entries(random) for _ in range(4)))
+    if topic is None or not _others(random, world, 12):
+        return
+    name = topic.name
+    yield "scan", operator.scan
+    world.wait_ms(DAY + HOUR)
+    yield "scan", operator.scan
+    if world.model.topics.get(name) is not topic or topic.away or world.full():
+        return
+    how = random.choice(["overtaken", "overtaken", "first", "older", "later", "recreated", "restored"])
+    if how == "restored":
+        world.take_backup()
+    if how == "older":
+        _left_open(world, name)
+        world.store(topic)
+    if how in ("overtaken", "recreated", "restored"):
+        _at_the_write(world, name, lambda: _left_open(world, name))
+    if how == "first":
+        _at_the_write(world, name, lambda: _load(world, name))
+    yield "trim", lambda: operator.trim(topic)
+    if how == "later" or (how == "overtaken" and random.random() < 0.2):
+        _left_open(world, name)
+    if how == "recreated":
+        _create_again(random, world, name)
+    if how == "restored":
+        world.restore()
+        _left_open(world, name)
+        if name in world.model.topics and not world.model.topics[name].away:
+            world.store(world.model.topics[name])
+        operator.accept_restore()
+        yield "scan", operator.scan
+        world.wait_ms(DAY + HOUR)
+    elif random.random() < 0.5:
+        _load(world, name)  # its client tried again
+    for _ in range(2):
+        world.wait_ms(HOUR)
+        yield "scan", operator.scan
+        yield "delete", operator.delete
+
+
+def _left_open(world: World, name: Topic) -> int:
+    """A ledger that some broker has made, and that is on no list."""
+    return world.make("data", name, state=LedgerState.OPEN)
+
+
+def _load(world: World, name: Topic) -> None:
+    topic = world.model.topics.get(name)
+    if topic and not topic.loaded and not topic.away:
+        world.load(topic)
+
+
+def _at_the_write(world: World, name: Topic, act: Callable[[], object]) -> None:
+    """``act`` happens when the next write of a topic's z-node arrives, just before that is carried out."""
+    zookeeper = world.zookeeper
+    write, acts = zookeeper.write, [act]
+
+    def writing(path: str, data: bytes, version: int) -> Stat:
+        if path == world.topic_path(name) and acts and zookeeper.acting:
+            product, zookeeper.acting = zookeeper.acting, None
+            acts.pop()()
+            zookeeper.acting = product
+        return write(path, data, version)
+
+    zookeeper.write = writing
+
+
+def _create_again(random: Random, world: World, name: Topic) -> None:
+    """The topic is deleted, and there is another one of its name, written as often."""
+    if (old := world.model.topics.get(name)) is None or old.away:
+        return
+    world.delete_topic(old)
+    topic = world.model.topics[name] = ModelTopic(name, [world.make("data", name, entries=_entries(random))])
+    topic.moved = topic.pinned = True
+    for _ in range(5):
+        world.store(topic)
+
+
+EVERY, LOADED_AT = 20, 4
 """Schedules of which one each has :data:`TRAPS`; those of ``disasters.py`` are others."""
 TRAPS: Mapping[int, tuple[str, Script]] = {
     1: ("F26", one_good_copy),
     2: ("F27", seen_between),
     3: ("F28", shadow_unscanned),
+    LOADED_AT: ("F30", overtaken_load),
 }

@@ -8,8 +8,8 @@ which only the end of a schedule can judge (``simulator.py``).
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from pulsar_lifecycle.copies.attempts import ATTEMPTS
@@ -44,6 +44,7 @@ class Laws(DeletionLaws):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.counts = Counter[str]()
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
         world.admin.on_delete_topic = self.about_to_delete_topic
@@ -141,6 +142,26 @@ class Laws(DeletionLaws):
         self._forget_what_is_needed()
         self.writing = open_before & self.open_leaks()
         self.damaged = damaged_before & self.world.damaged_owners()
+
+    def unlisted_open(self) -> Mapping[int, int | None]:
+        """Open ledgers that no metadata names -> what created the z-node of their topic; of those that can be read."""
+        world, live = self.world, self.world.live(memory=False)
+        found = [i for i, made in world.model.ledgers.items() if made.state is not LedgerState.CLOSED and i not in live]
+        there = [i for i in found if world.exists(i) and world.path(i) not in world.corrupted]
+        stats = {i: world.zookeeper.stat(world.topic_path(world.model.ledgers[i].topic)) for i in there}
+        return {i: stat.czxid if stat else None for i, stat in stats.items()}
+
+    def freed(self, topics: Collection[str], open_before: Mapping[int, int | None], restores: int) -> None:
+        """A scan frees what left these topics' lists, whatever unlisted ledgers of them are open: none can be listed.
+
+        It began with those, and with so many restores.
+        """
+        still = self.unlisted_open().items() & open_before.items() if self.world.restored == restores else ()
+        for ledger, czxid in still:
+            topic = str(self.world.model.ledgers[ledger].topic)
+            if topic in topics and (czxid is None or self.world.model.overtaken.get(ledger) != czxid):
+                raise Violation(f"I1: what left the list of {topic} is free to go, and a broker may list {ledger}")
+            self.counts["open ledgers that a scan freed"] += topic in topics
 
     def _forbids(self, topic: str) -> str:
         """Why a deletion run would keep what is of a topic, whoever took it off a list."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.faults import traps
 from tests.simulation.mutations.activity_mutations import ACTIVITY
 from tests.simulation.mutations.copy_mutations import COPIES
 from tests.simulation.mutations.delayed_mutations import DELAYED
 from tests.simulation.mutations.deletion_mutations import DELETION
 from tests.simulation.mutations.load_mutations import IDLE_LOADS, LOADS, UNORDERED
+from tests.simulation.mutations.overtaken_mutations import OVERTAKEN
 from tests.simulation.mutations.record_mutations import OFFLOADED_RECORDS, RECORDS
 from tests.simulation.mutations.retention_mutations import RETENTION
 from tests.simulation.mutations.scan_mutations import SCANS
@@ -40,6 +42,7 @@ ALL = {
     **OFFLOADED_RECORDS,
     **DELAYED,
     **ACTIVITY,
+    **OVERTAKEN,
 }
 
 WITHIN = 400
@@ -164,6 +167,11 @@ CAUGHT_BY = {
     "take every subscription of unloaded topics for inactive": 638,
     "have brokers load topics beside a plan of their loads": 38,
     "have brokers load topics for any run": 1,
+    "free what left a list beside open ledgers from before the write that ours replaced": 184,
+    "free what left a list beside open ledgers from after our write": 464,
+    "free what left a list beside the open ledgers of another topic of its name": 64,
+    "free what left a list beside one more open ledger": 864,
+    "free what left a list by the numbers of writes before a restore": 4,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.
 
@@ -200,6 +208,8 @@ def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> 
         seeds = range(delaying.AT, WITHIN * retaining.EVERY, retaining.EVERY)
     elif name in ACTIVITY:
         seeds = range(idling.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    elif name in OVERTAKEN:
+        seeds = range(traps.LOADED_AT, WITHIN * traps.EVERY, traps.EVERY)
     with ALL[name]():
         found = next((one for one in map(simulate, (hint, *seeds)) if one.violation), None)
     assert found, f"{name}: not caught by seeds {seeds}"

@@ -100,6 +100,7 @@ class Operator:
         namespaces = _namespaces(world)
         there = [t for t in world.model.topics.values() if not t.away]
         sources, open_leaks = {t.shadow_of for t in there}, self.laws.open_leaks()
+        unlisted, restores = self.laws.unlisted_open(), world.restored
         listed, damaged = {str(t.name): set(t.ledgers) for t in there}, world.damaged_owners()
         mute = world.mute()
 
@@ -121,6 +122,7 @@ class Operator:
             if epoch.covered:
                 self.laws.namespaces, self.laws.sources = namespaces, sources
             self.laws.looked(open_leaks, damaged)
+            self.laws.freed(self.lake.context(epoch.epoch_id).overtaken_topics, unlisted, restores)
 
         found = self._scan(self.cluster, noted)
         if self._only_leaks(found):

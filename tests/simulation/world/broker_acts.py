@@ -142,7 +142,8 @@ def store_memory(world: World) -> Did | None:
     if topic is None:
         return None
     ledger = topic.memory.pop()
-    if world.model.ledgers[ledger].kind == "data" and world.random.random() < 0.7:
+    listed = world.model.ledgers[ledger].kind == "data" and world.random.random() < 0.7
+    if listed and ledger not in world.model.overtaken:
         topic.ledgers.insert(max(0, len(topic.ledgers) - 1), ledger)
         topic.ledgers.sort()
         topic.moved = topic.pinned = True  # what no scan has seen named must stay where the next one sees it

@@ -119,6 +119,8 @@ class Model:
     busy: set[int] = field(default_factory=set)
     elsewhere: dict[int, str] = field(default_factory=dict)
     """Ledgers that another system on the same BookKeeper needs."""
+    overtaken: dict[int, int] = field(default_factory=dict)
+    """Open ledgers that no broker can list, as a write of ours came before: -> what created the topic's z-node."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class SimZooKeeper(FakeZooKeeper):
         self.on_delete: Callable[[SimStore, str, Stat, bytes], None] = lambda store, path, stat, data: None
         self.on_write: Callable[[SimStore, str, bytes, bytes], None] = lambda store, path, old, new: None
         self.open: list[SimStore] = []
+        self.replaced: Stat | None = None
+        """What a z-node was before its latest write."""
         self.skipped: dict[str, str] = {}
         self.latency = 1.0
         self._stats: dict[str, tuple[Any, tuple[int, ...], Stat]] = {}
@@ -91,7 +93,8 @@ class SimZooKeeper(FakeZooKeeper):
         super().delete(path, version)
 
     def write(self, path: str, data: bytes, version: int) -> Stat:
-        old = self.data(path) if self.stat(path) is not None else b""
+        self.replaced = self.stat(path)
+        old = self.data(path) if self.replaced is not None else b""
         stat = super().write(path, data, version)
         if self.acting is not None:
             self.on_write(self.acting, path, old, data)

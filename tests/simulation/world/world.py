@@ -170,7 +170,19 @@ class World(Brokers):
         topic.ledgers = [i for i in topic.ledgers if i in left]
         for ledger in gone:
             topic.offloaded.pop(ledger, None)
+        self._overtake(topic, path)
         return ""
+
+    def _overtake(self, topic: ModelTopic, path: str) -> None:
+        """No broker can list any more what it has made since the write that the product's replaced."""
+        before, now = self.zookeeper.replaced, self.zookeeper.stat(path)
+        assert before is not None
+        assert now is not None
+        own = [i for i, made in self.model.ledgers.items() if (made.kind, made.topic) == ("data", topic.name)]
+        for ledger in own:
+            stat = self.zookeeper.stat(self.path(ledger))
+            if stat and before.mzxid < stat.czxid < now.mzxid and self._is_open(ledger):
+                self.model.overtaken[ledger] = now.czxid
 
     def damage(self) -> str | None:
         """An object of a ledger that BookKeeper has whole is not what it was: one byte, or it is gone.

@@ -16,6 +16,7 @@ from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene
+from tests.kit.scenes.overtaken_load import just_before_the_write, left_open
 from tests.kit.simulated.cluster import data_tags
 
 
@@ -45,6 +46,30 @@ def test_a_ledger_that_nothing_deletes_keeps_no_other_partition_from_its_answer(
     assert second == DeleteRecordsResult(scene.at(2, 0, other))
     assert scene.bookies.collections == [(BOOKIE, False)]
     assert scene.cluster.clock.now_ms() - began < 3_600_000
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rerun_finishes_what_a_broker_loads_as_it_is_written(late: bool) -> None:
+    """Its ledger is on no list and stays open; ``late``: it was made after our write, and may be listed yet."""
+    scene, left = RecordsScene(), list[int]()
+    first, second, *_ = scene.ids[scene.topic]
+    scene.plan(scene.at(2, 0))
+    with just_before_the_write(scene.cluster, scene.topic, lambda: late or left.append(load(scene))):
+        (result,) = scene.apply()
+    assert result.code == Lacks.DELETION
+    left += [load(scene)] if late else []
+    (result,) = scene.apply(Patience(answers=7200, finish=True))
+    assert [i for i in (first, second) if scene.cluster.exists(i)] == ([first, second] if late else [])
+    if late:
+        assert (result.code, f"ledger {left[0]} is on no list and open" in result.reason) == (Lacks.REDRIVE, True)
+    else:
+        assert result == DeleteRecordsResult(scene.at(2, 0))
+        assert scene.plan(scene.at(3, 0))[0]["error"] is None  # the next request is not refused for it
+    assert scene.cluster.exists(left[0])
+
+
+def load(scene: RecordsScene) -> int:
+    return left_open(scene.cluster, scene.topic)
 
 
 def with_a_broker_that_does_not_answer() -> RecordsScene:

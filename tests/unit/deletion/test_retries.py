@@ -321,6 +321,23 @@ def test_what_passes_by_itself_does_not_end_the_intent_of_a_marked_ledger(
     assert outcomes(delete(cluster, scene.now, scene.before, marked=marked)) == [Outcome.DELETED]
 
 
+def test_what_we_took_off_goes_beside_the_open_ledger_of_a_load_that_our_write_came_before(scene: Scene) -> None:
+    """What nobody is known to have taken off stays: it may be of another cluster's topic of the name."""
+    cluster, owner = scene.cluster, frozenset({str(TOPIC)})
+    stat = cluster.zookeeper.stat(cluster.path(scene.data))
+    assert stat is not None
+    info = PendingDeleteLedgerInfo(
+        topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.data
+    )
+    scene.publish(info, info)
+    now = replace(scene.now, context=replace(scene.now.context, open_topics=owner, overtaken_topics=owner))
+    (foreign,) = delete(cluster, now, scene.before, limit=1)
+    assert (foreign.outcome, foreign.code) == (Outcome.KEPT, Code.OTHER_OPEN)
+    marked = {(scene.data, stat.czxid): now.epoch.started_at - 1}
+    assert outcomes(delete(cluster, now, scene.before, marked=marked)) == [Outcome.DELETED]
+    assert not cluster.exists(scene.data)
+
+
 def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(scene: Scene) -> None:
     cluster = scene.cluster
     stat = cluster.zookeeper.stat(cluster.path(scene.data))

@@ -257,6 +257,20 @@ def test_a_ledger_that_our_first_phase_took_off_goes_however_young(world: World)
     assert world.explain(7).verdict is Verdict.KEPT
 
 
+def test_what_was_taken_off_goes_beside_the_open_ledger_of_a_load_that_our_write_came_before(world: World) -> None:
+    owner = frozenset({"persistent://shop/orders/placed"})
+    world.history = replace(world.history, context=replace(world.context(), open_topics=owner))
+    world.ledger(7, DATA)
+    world.topic()
+    mark(world, 24)
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.OTHER_OPEN)
+    overtaken = replace(world.context(), open_topics=owner, overtaken_topics=owner)
+    world.history = replace(world.history, context=overtaken)
+    assert said(world.explain(7)) == (Verdict.MAY_GO, Code.TAKEN_OFF)
+    world.history = replace(world.history, marked=None)
+    assert said(world.explain(7)) == (Verdict.KEPT, Code.OTHER_OPEN)
+
+
 def test_a_ledger_that_was_taken_off_after_the_last_scan_waits_for_the_next(world: World) -> None:
     world.ledger(7, DATA)
     world.topic()
