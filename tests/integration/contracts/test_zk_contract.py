@@ -119,7 +119,9 @@ def test_a_write_is_a_compare_and_set(store: MetadataStore, root: str) -> None:
 def test_a_write_beside_another_z_node_needs_it(store: MetadataStore, root: str) -> None:
     created = store.create(f"{root}/a", b"one")
     store.create(f"{root}/beside", b"")
+    between = store.create(f"{root}/between")
     written = store.write(f"{root}/a", b"two", created.version, [(f"{root}/beside", -1)])
+    assert created.mzxid < between.czxid < written.mzxid  # what tells which loads our write of a list came before
     assert (written.version, written.czxid, written.data_length) == (1, created.czxid, 3)
     with pytest.raises(Conflict):
         store.write(f"{root}/a", b"three", created.version, [(f"{root}/beside", -1)])
