@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Literal
 
@@ -96,10 +96,10 @@ def _time(text: str) -> int:
         raise UsageError(
             f"expected @ and ms since 1970, or a time with its zone such as @2026-11-24T10:00:00Z, found @{text!r}"
         )
-    ms = (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000
+    ms = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)  # down: what is of that ms stays
     if not 0 <= ms <= _MAX_MS:
         raise UsageError(f"expected a time from 1970 on, found @{text!r}")
-    return round(ms)
+    return ms
 
 
 @dataclass(frozen=True, slots=True)

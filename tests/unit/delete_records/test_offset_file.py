@@ -119,6 +119,11 @@ def test_a_time_is_read_in_any_zone(at: object) -> None:
     assert parse_offset(str(offset)) == offset
 
 
+def test_a_time_within_a_millisecond_leaves_what_was_published_in_that_millisecond() -> None:
+    at = parse_offset("@2026-11-24T10:00:00.123Z")
+    assert [parse_offset(f"@2026-11-24T10:00:00.123{rest}Z") for rest in ("500", "999")] == [at, at]
+
+
 @pytest.mark.parametrize(
     ("topic", "offset", "said"),
     [
