@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import NotFound, RefusedBy
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.plans.plan_kind import LEDGERS, counted_of
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
@@ -44,8 +45,8 @@ def check_scan(
     if not 0 <= age <= valid_for_ms:
         raise RefusedBy(
             RefusalCode.SCAN_EXPIRED,
-            f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}; scan again and make a new one",
+            f"plan {summary.plan_id}: its scan {summary.epoch_id} is "
+            f"{plans.age_text(epoch.started_at, now, valid_for_ms)}; scan again and make a new one",
         )
     if why := rests_on_withdrawn(epoch, in_force):
         raise RefusedBy(RefusalCode.WORD_WITHDRAWN, f"plan {summary.plan_id}: {why}")

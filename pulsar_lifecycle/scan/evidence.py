@@ -234,8 +234,8 @@ def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
     if not 0 <= now - epoch.started_at <= valid_for_ms:
         raise RefusedBy(
             RefusalCode.SCAN_EXPIRED,
-            f"the newest scan {epoch.epoch_id} is {(now - epoch.started_at) // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}: run the job scan again",
+            f"the newest scan {epoch.epoch_id} is {plans.age_text(epoch.started_at, now, valid_for_ms)}; run the job "
+            "scan again",
         )
 
 

@@ -113,6 +113,13 @@ def check_digest(plan_id: str, given: str, stored: str, found: str) -> None:
         )
 
 
+def age_text(dated: int, now: int, valid_for_ms: int) -> str:
+    """How old something is that is too old to go by, or dated ahead of our clock, in words; times in ms."""
+    if dated > now:
+        return f"dated {(dated - now) / 1000:.0f} s ahead of this host's clock: set the clocks right"
+    return f"{(now - dated) // 60_000} minutes old, valid for {valid_for_ms // 60_000}"
+
+
 def check_applicable(
     summary: Summary, found: str, *, digest_given: str, cluster: str, fingerprint: str, now: int, valid_for_ms: int
 ) -> None:
@@ -135,8 +142,5 @@ def check_applicable(
     if not summary.actionable:
         raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if not 0 <= now - summary.created_at <= valid_for_ms:
-        raise RefusedBy(
-            RefusalCode.PLAN_EXPIRED,
-            f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}; make a new one",
-        )
+        age = age_text(summary.created_at, now, valid_for_ms)
+        raise RefusedBy(RefusalCode.PLAN_EXPIRED, f"plan {summary.plan_id} is {age}; make a new one")

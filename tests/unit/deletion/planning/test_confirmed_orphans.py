@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code
@@ -121,6 +122,16 @@ def test_a_plan_that_does_not_fit_is_refused(changes: dict[str, Any], code: Refu
     rows = table(finding(1))
     with refused_by(code):
         check(planned(rows), rows, **changes)
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [(-9000, "plan p is dated 10 s ahead of this host's clock"), (120_000, "is 1 minutes old, valid for 0")],
+)
+def test_a_refusal_says_whether_the_plan_or_the_clock_is_to_blame(now: int, said: str) -> None:
+    rows = table(finding(1))
+    with pytest.raises(RefusedBy, match=said):
+        check(planned(rows), rows, now=now)
 
 
 def test_a_plan_that_was_touched_is_refused() -> None:
