@@ -32,6 +32,8 @@ from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
+OF_A_PLAN = ("move_cursors", "exact", "any_order", "no_undo")
+OF_AN_APPLY = ("wait", "wait_for_bookies", "finish", "collect")
 PLANNED = dict.fromkeys((*COLUMNS, "notes"), "string")
 ANSWERED = {
     "partition": "string",
@@ -93,6 +95,11 @@ class DeleteRecordsConfig(CapsConfig):
         """The request; empty where a plan is to be applied. Raises UsageError."""
         if bool(self.partitions) == bool(self.plan_id):
             raise UsageError("give either partitions, for a plan, or plan_id and digest, to apply it")
+        if ignored := [name for name in (OF_A_PLAN if self.plan_id else OF_AN_APPLY) if getattr(self, name)]:
+            whose = "the plan: make one anew" if self.plan_id else "its apply: plan without"
+            raise UsageError(f"{', '.join(ignored)}: belongs to {whose}")
+        if self.partitions and not self.dry_run:
+            raise UsageError("dry_run = false: belongs to the apply of a plan: without it, partitions are planned")
         return [one.asked(number) for number, one in enumerate(self.partitions)]
 
 

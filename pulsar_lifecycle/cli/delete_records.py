@@ -92,10 +92,12 @@ def delete_records(
             raise UsageError(
                 "delete-records: --move-cursors, --exact, --any-order and --no-undo belong to the plan: make one anew"
             )
-        if collect and not (finish and wait_for_bookies):
-            raise UsageError("delete-records: --collect goes with --finish and --wait-for-bookies")
         wait = wait or (FINISHED_WITHIN if finish else 0.0)
         _apply(where, *apply, Patience(timeout, wait, wait_for_bookies, finish, collect), as_json=as_json)
+    elif finish or wait or wait_for_bookies or collect:
+        raise UsageError(
+            "delete-records: --finish, --wait, --wait-for-bookies and --collect belong to --apply: plan without them"
+        )
     else:
         requested = _requested(offset_json_file, topic or [], before)
         _plan(where, requested, Options(move_cursors, exact, any_order, no_undo), as_json=as_json)

@@ -75,7 +75,7 @@ class Patience:
     ``bookies``: an answer needs the word of every bookie that had a replica. ``finish``: scans and deletion runs are
     made meanwhile, and what timed out is tried again, so that there is an answer at the end. ``collect``: the bookies
     are made to collect then.
-    Raises UsageError for what is no time.
+    Raises UsageError for what is no time, and for ``collect`` alone.
     """
 
     per_broker: float = 300.0
@@ -88,6 +88,8 @@ class Patience:
         for name, seconds in (("the time-out of a broker", self.per_broker), ("the wait for answers", self.answers)):
             if not (isfinite(seconds) and seconds >= 0):
                 raise UsageError(f"{name}: expected seconds, 0 or more, found {seconds}")
+        if self.collect and not (self.finish and self.bookies):
+            raise UsageError("collect goes with finish and with wait_for_bookies")
 
 
 NO_PATIENCE = Patience()

@@ -112,6 +112,20 @@ def test_records_are_planned_applied_and_answered(jobs: Jobs) -> None:
     assert answers == {str(scene.topic): f"{ids[2]}:3", str(scene.topics[1]): "-1"}
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"plan_id": "p", "digest": "d", "no_undo": True}, "no_undo: belongs to the plan"),
+        ({"plan_id": "p", "digest": "d", "collect": True}, "collect goes with finish"),
+        ({"finish": True, "wait_for_bookies": True}, "wait_for_bookies, finish: belongs to its apply"),
+        ({"dry_run": False}, "dry_run = false: belongs to the apply"),
+    ],
+)
+def test_a_plan_and_its_apply_refuse_what_belongs_to_the_other(jobs: Jobs, config: Page, said: str) -> None:
+    asked = {} if "plan_id" in config else {"partitions": [{"topic": str(jobs.scene.topic), "offset": "-1"}]}
+    assert said in jobs.delete_records(**{**asked, **config})[1]
+
+
 def test_neither_a_plan_nor_partitions_is_refused(jobs: Jobs) -> None:
     assert "give either partitions, for a plan, or plan_id and digest" in jobs.delete_records()[1]
 

@@ -259,6 +259,9 @@ def test_an_apply_that_is_interrupted_says_how_to_go_on(operator: Operator, monk
         (("--topic", "persistent://a/b/c", "--before", "x"), "--before: expected LEDGER:ENTRY"),
         (("--apply", "p", "d", "--exact"), "belong to the plan"),
         (("--apply", "p", "d", "--no-undo"), "belong to the plan"),
+        (("--apply", "p", "d", "--collect"), "collect goes with finish"),
+        (("--topic", "persistent://a/b/c", "--before=-1", "--wait-for-bookies"), "belong to --apply"),
+        (("--topic", "persistent://a/b/c", "--before=-1", "--wait", "60"), "belong to --apply"),
         (("--offset-json-file", "/nowhere/offsets.json"), "cannot be read"),
     ],
 )
