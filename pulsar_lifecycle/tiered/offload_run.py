@@ -42,7 +42,7 @@ from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership
 from pulsar_lifecycle.tiered.offload_work import OffloadWork, still_pending
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
-from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
+from pulsar_lifecycle.tiered.planning.offload_planning import done_since, policies_now
 from pulsar_lifecycle.tiered.planning.run_selection import (
     LeftToBrokers,
     Row,
@@ -151,7 +151,8 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
             in_use = {name: one for name, one in now_in_force.items() if not isinstance(one, Why)}
-            agreed, against = in_agreement(rows, now_in_force, ours=deletes_copies(settings))
+            done = done_since(cluster, plan.created_at)
+            agreed, against = in_agreement(rows, now_in_force, done, ours=deletes_copies(settings))
             waiting = LeftToBrokers(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
                 cluster.journal_reader,

@@ -146,7 +146,7 @@ def make_offload_plan(
         _loaded(cluster, epoch, policies),
         {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
         leftovers(cluster, epoch, now),
-        done_since(cluster, epoch),
+        done_since(cluster, epoch.started_at),
         now,
         everything,
         int(settings.offload.deletion_lag * 1000) if settings.offload.bookkeeper_copies == "ours" else None,
@@ -230,15 +230,16 @@ def leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
     return found
 
 
-def done_since(cluster: Cluster, epoch: Epoch) -> dict[OffloadChoice, BitMap64]:
-    """What runs have offloaded, and which copies they have listed as deleted, since the scan began: it may not know.
+def done_since(cluster: Cluster, since: int) -> dict[OffloadChoice, BitMap64]:
+    """What runs have offloaded, and which copies they have listed as deleted, at ``since`` (ms) or later.
 
-    A run would refuse the ones, and read the others whole, and ask for their deletion, once more.
+    A scan or a plan of before may not know. A run would refuse the ones, and read the others whole, and ask for their
+    deletion, once more.
     """
 
     def ledgers(outcome: Outcome, action: Action) -> BitMap64:
         mine = (pc.field("cluster") == cluster.settings.cluster) & (pc.field("action") == action)
-        done = rows_of_outcome(cluster.journal_reader, outcome, epoch.started_at, mine, ["ledger_id"])
+        done = rows_of_outcome(cluster.journal_reader, outcome, since, mine, ["ledger_id"])
         return BitMap64(done.column("ledger_id").to_pylist())
 
     return {

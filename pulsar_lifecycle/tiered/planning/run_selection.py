@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -116,15 +116,21 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 
 def in_agreement(
-    rows: pa.Table, policies: Mapping[str, OffloadPolicy | Why], *, ours: bool
+    rows: pa.Table,
+    policies: Mapping[str, OffloadPolicy | Why],
+    done: Mapping[OffloadChoice, Container[int]],
+    *,
+    ours: bool,
 ) -> tuple[pa.Table, dict[OffloadChoice, list[OffloadOutcome]]]:
     """The rows that nothing in force now speaks against; of the others an outcome for each choice, topic and reason.
 
-    ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``ours``: whether copies in
-    BookKeeper are ours to delete.
+    ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``done``: with which ledgers a run
+    has done that since. ``ours``: whether copies in BookKeeper are ours to delete.
     """
     parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
     against = [_against(policies.get(topic), ours, *place) for topic, *place in zip(*parts, strict=True)]
+    chosen_for = zip(rows.column("ledger_id").to_pylist(), rows.column("action").to_pylist(), against, strict=True)
+    against = [_DONE if ledger in done.get(choice, ()) else why for ledger, choice, why in chosen_for]
     counts = Counter(zip(*(rows.column(name).to_pylist() for name in ("action", "topic")), against, strict=True))
     outcomes: dict[OffloadChoice, list[OffloadOutcome]] = {choice: [] for choice in OffloadChoice}
     for (choice, name, why), count in counts.items():
@@ -132,6 +138,9 @@ def in_agreement(
             said = why.put(f"{count} of its ledgers are left alone: {why}")
             outcomes[OffloadChoice(choice)].append(OffloadOutcome(name, -1, Outcome.REFUSED, said, ledgers=count))
     return rows.filter(pa.array([not why for why in against], pa.bool_())), outcomes
+
+
+_DONE = Why(Code.CHANGED_SINCE_PLAN, "a run has done that since the plan was made: a new plan has what is left")
 
 
 def _against(

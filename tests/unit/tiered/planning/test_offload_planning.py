@@ -261,7 +261,6 @@ def test_what_runs_have_done_since_the_scan_is_known(tmp_path: Path, scanned: in
     cluster: Any = SimpleNamespace(
         journal_reader=FileJournal(str(tmp_path)), settings=SimpleNamespace(cluster=ROW.cluster)
     )
-    epoch: Any = SimpleNamespace(started_at=AT + scanned)
-    found = done_since(cluster, epoch)
+    found = done_since(cluster, AT + scanned)
     assert found[OffloadChoice.OFFLOAD] == (BitMap64([1]) if done else BitMap64())
     assert found[OffloadChoice.DELETE_COPY] == (BitMap64([2]) if done else BitMap64())

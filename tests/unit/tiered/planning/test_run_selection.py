@@ -174,13 +174,24 @@ def test_what_changed_since_the_plan_was_made_is_left_alone(
     policy: OffloadPolicy | Why | None, ours: bool, stay: list[int], code: Code | OffloadCode | None
 ) -> None:
     rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.DELETE_COPY))
-    found, against = in_agreement(rows, {str(TOPIC): policy} if policy else {}, ours=ours)
+    found, against = in_agreement(rows, {str(TOPIC): policy} if policy else {}, {}, ours=ours)
     outcomes = [one for some in against.values() for one in some]
     assert found.column("ledger_id").to_pylist() == stay
     assert {one.why.code for one in outcomes} == ({code} if code else set())
     assert all(one.outcome == Outcome.REFUSED for one in outcomes)
     choices = {1: OffloadChoice.OFFLOAD, 2: OffloadChoice.DELETE_COPY}
     assert {choice for choice, some in against.items() if some} == {choices[i] for i in {1, 2}.difference(stay)}
+
+
+def test_what_a_run_has_done_since_the_plan_was_made_is_not_done_again() -> None:
+    rows = table(
+        planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.DELETE_COPY), planned(3, OffloadChoice.DELETE_COPY)
+    )
+    done = {OffloadChoice.OFFLOAD: {2}, OffloadChoice.DELETE_COPY: {1, 3}}
+    found, against = in_agreement(rows, {str(TOPIC): POLICY}, done, ours=True)
+    assert found.column("ledger_id").to_pylist() == [1, 2]
+    (one,) = against[OffloadChoice.DELETE_COPY]
+    assert (one.outcome, one.why.code, one.ledgers) == (Outcome.REFUSED, Code.CHANGED_SINCE_PLAN, 1)
 
 
 # ------------------------------------------------------------------------------------------------------- loaded topics
