@@ -232,7 +232,7 @@ def closing_open(cluster: Cluster, topics: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for epoch in newest:
         with suppress(NotFound):  # a scan that failed before it judged
-            written = sorted(set(topics) - cluster.lake.context(epoch.epoch_id).overtaken_topics)
+            written = sorted(set(topics) - cluster.lake.context(epoch.epoch_id).overtaken_topics) or [""]
             where = pc.field("finding").isin([Finding.OPEN, Finding.OPEN_ORPHAN]) & pc.field("topic").isin(written)
             parts = cluster.parts(epoch.epoch_id, "findings")
             for batch in cluster.lake.batches(parts, ["topic", "ledger_id", "finding"], where):
