@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -64,12 +63,10 @@ def marks_of(journal: JournalReader, cluster: str, topics: Collection[str], sinc
     return [((row["topic"], row["ledger_id"]), row["outcome"]) for row in rows]
 
 
-def list_writes(
-    journal: JournalReader, cluster: str, topics: Collection[str], since: int
-) -> dict[str, list[ListWrite]]:
+def list_writes(journal: JournalReader, cluster: str, topics: Collection[str], since: int) -> dict[str, set[ListWrite]]:
     """By topic the writes of its list, at ``since`` (ms) or later, that our first phase took ledgers off by.
 
-    The last few of each: a run makes one of a topic. One whose answer was lost is missing.
+    A run makes one of a topic. One whose answer was lost is missing.
     """
     mine = pc.field("topic").isin(sorted(topics)) & (pc.field("cluster") == cluster)
     marks = mine & (pc.field("phase") == Phase.MARK)
@@ -77,12 +74,7 @@ def list_writes(
     for row in rows_of_outcome(journal, Outcome.REMOVED, since, marks, ["topic", "detail"]).to_pylist():
         if write := details_of(ListWrite, row["detail"]):
             found.setdefault(row["topic"], set()).add(write)
-    newest = attrgetter("list_written")
-    return {topic: sorted(some, key=newest)[-LAST_WRITES:] for topic, some in found.items()}
-
-
-LAST_WRITES = 8
-"""Of each topic so many of our writes are remembered."""
+    return found
 
 
 def unnamed_snapshots(journal: JournalReader, cluster: str, since: int) -> set[int]:
