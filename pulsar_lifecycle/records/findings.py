@@ -117,6 +117,10 @@ class Context:
         """
         return replace(self, grace=0, open_topics=self.written_topics)
 
+    def of_whole_topics(self) -> Context:
+        """The same for topics that go whole: once a z-node is gone nothing shows that a write of ours came first."""
+        return replace(self, overtaken_topics=frozenset())
+
     @property
     def written_topics(self) -> frozenset[str]:
         """Topics of which no ledger may leave the list, as no deletion run would delete it."""

@@ -189,9 +189,7 @@ def _refuse(run: TopicRun, ports: Ports, topic: Topic, rule: Rule, max_age: int 
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
     protected = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), max_age)
-    # once its z-node is gone nothing shows any more that a write of ours came before a load
-    context = replace(run.context, overtaken_topics=frozenset())
-    if why := protected or protection.deletion_rule(topic, context) or rule(node):
+    if why := protected or protection.deletion_rule(topic, run.context.of_whole_topics()) or rule(node):
         raise RefusedBy(why.code, why.text)
     return node, info
 

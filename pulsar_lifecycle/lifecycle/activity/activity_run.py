@@ -118,7 +118,7 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
         lake,
         cluster.connect,
         said,
-        owners_rules(cluster, epoch, now),
+        owners_rules(cluster, epoch, now).of_whole_topics(),
         shadows,
         files,
         {name: _parts(lake, previous, name) for name in (TOPIC_TABLE, CURSORS)},

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.lifecycle.activity.activity_run import build_activity
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, kept_by_owner
 from pulsar_lifecycle.model import Topic
@@ -35,6 +36,16 @@ def test_a_topic_that_was_unloaded_within_the_period_stays(scene: ActivityScene)
     scene.servers.admin.unload(scene.named("old"))
     assert kept(scene.days(1).topics) == {"old": InactiveKept.LOADED_LATELY}
     assert kept(scene.days(8).topics) == {"old": None}
+
+
+def test_a_topic_beside_an_open_ledger_stays_though_no_broker_can_list_that(scene: ActivityScene) -> None:
+    """Its deletion would be refused: without its z-node nothing shows that a write of ours came before the ledger."""
+    scene.used("old")
+    scene.days(9)
+    name = frozenset({str(scene.named("old"))})
+    scene.servers.wait(1)
+    epoch = scene.scan(open_topics=name, overtaken_topics=name)
+    assert kept(build_activity(scene.cluster, epoch).topics) == {"old": Protection.OPEN_ORPHAN}
 
 
 def test_dead_letters_stay(scene: ActivityScene) -> None:
