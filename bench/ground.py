@@ -60,7 +60,7 @@ def take_epoch(
     """A scan, each of its steps within ``step``; fails if it is not covered."""
     epoch = judged_scan.scan(where, "", step)
     if epoch.gaps:
-        raise SystemExit(f"the scan is not covered: {in_words(epoch.gaps[:3])}")
+        raise SystemExit(f"the scan is not covered: {in_words(epoch.gaps)}")
     return epoch
 
 

@@ -96,8 +96,8 @@ class DeleteRecordsConfig(CapsConfig):
         if bool(self.partitions) == bool(self.plan_id):
             raise UsageError("give either partitions, for a plan, or plan_id and digest, to apply it")
         if ignored := [name for name in (OF_A_PLAN if self.plan_id else OF_AN_APPLY) if getattr(self, name)]:
-            whose = "the plan: make one anew" if self.plan_id else "its apply: plan without"
-            raise UsageError(f"{', '.join(ignored)}: belongs to {whose}")
+            whose = "a plan: make one anew" if self.plan_id else "an apply: plan without"
+            raise UsageError(f"{', '.join(ignored)}: of {whose}")
         if self.partitions and not self.dry_run:
             raise UsageError("dry_run = false: belongs to the apply of a plan: without it, partitions are planned")
         return [one.asked(number) for number, one in enumerate(self.partitions)]

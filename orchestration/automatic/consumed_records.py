@@ -11,13 +11,12 @@ from orchestration.automatic.schedules import unless_at_it
 from orchestration.delete_records import planned
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.delete_records.consumed import plan_consumed_records
-from pulsar_lifecycle.inspect.automation import growth_of
+from pulsar_lifecycle.inspect.automation import growth_of, no_scan
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
 NOTHING_NAMED = "consumed_records.subscriptions in the settings file names nothing"
 OFF = "automation.consumed_records is off"
-NO_SCAN = "there is no scan of this cluster yet, which plans go by"
 
 
 def plan_consumed(where: Cluster) -> dict[str, Any]:
@@ -72,8 +71,8 @@ def consumed_records_schedule(cron: str) -> dg.ScheduleDefinition:
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description="Starts `plan_consumed_records`, if `consumed_records.subscriptions` names anything and "
-        "`automation.consumed_records` is not off, once there is a scan. Leaves a time out while the run before it is "
-        "not over.",
+        "`automation.consumed_records` is not off, where plans may go by the newest scan. Leaves a time out while the "
+        "run before it is not over.",
     )
     def ring(context: dg.ScheduleEvaluationContext, lifecycle: LifecycleResource) -> dg.RunRequest | dg.SkipReason:
         where = lifecycle.without_spark()
@@ -82,8 +81,8 @@ def consumed_records_schedule(cron: str) -> dg.ScheduleDefinition:
             return dg.SkipReason(OFF)
         if not settings.consumed_records.subscriptions:
             return dg.SkipReason(NOTHING_NAMED)
-        if not where.lake.epochs(cluster=settings.cluster):
-            return dg.SkipReason(NO_SCAN)
+        if why := no_scan(where):
+            return dg.SkipReason(why)
         return unless_at_it(context.instance, settings.cluster, plan_consumed_records_job.name)
 
     return ring

@@ -133,15 +133,16 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
     its size keeps from that is passed over. Raises what the lake raises.
     """
     decision, plan = _rule_of(where, kind, plan_id)
-    if decision.goes and plan and kind.newest_scan and (why := _no_scan(where, plan.fingerprint)):
+    if decision.goes and plan and kind.newest_scan and (why := no_scan(where, plan.fingerprint)):
         return replace(decision, code=AutomationCode.NO_SCAN, text=why), plan
     return decision, plan
 
 
-def _no_scan(where: Cluster, fingerprint: str) -> str | None:
-    """Why no run may go by the newest scan of a metadata store now; None if one may."""
+def no_scan(where: Cluster, fingerprint: str = "") -> str | None:
+    """Why no run may go by the newest scan now, of this metadata store or of the cluster; None if one may."""
+    newest = where.lake.epochs(fingerprint, cluster=where.settings.cluster)[-1:]
     try:
-        usable_epoch(where, fingerprint, where.clock.now_ms())
+        usable_epoch(where, newest[0].fingerprint if newest else fingerprint, where.clock.now_ms())
     except (NotFound, RefusedBy) as error:
         return str(error)
     return None
@@ -199,8 +200,7 @@ def bookies_decision(where: Cluster) -> PlanDecision:
         return PlanDecision(AutomationCode.PLAN_ONLY, f"automation.bookies is {kind.mode.value}")
     if kind.window.opened_at(where.clock.now_ms()) is None:
         return PlanDecision(AutomationCode.WINDOW_SHUT, "its window is not open")
-    newest = next(iter(where.lake.epochs(cluster=where.settings.cluster)[-1:]), None)
-    if why := _no_scan(where, newest.fingerprint if newest else ""):
+    if why := no_scan(where):
         return PlanDecision(AutomationCode.NO_SCAN, why)
     return PlanDecision(AutomationCode.GOES, "once in each window")
 
@@ -224,7 +224,7 @@ def stopping(where: Cluster) -> PlanDecision | None:
     try:
         where.journal.check_writable()
     except LifecycleError as error:
-        return PlanDecision(AutomationCode.UNREAD, str(error))
+        return PlanDecision(AutomationCode.LAKE_UNWRITABLE, str(error))
     return None
 
 

@@ -23,6 +23,8 @@ class AutomationCode(StrEnum):
     STORE_WENT_BACK = "store_went_back"
     """It would be applied, but the metadata store was restored, and nobody has accepted that: the text has the command.
     """
+    LAKE_UNWRITABLE = "lake_unwritable"
+    """It would be applied, but nothing could be journalled: the text says why."""
     NO_SCAN = "no_scan"
     """It would be applied, but the newest scan is not to go by, such as one that is not covered: the text says why."""
     SWITCHED_OFF = "switched_off"
@@ -34,8 +36,7 @@ class AutomationCode(StrEnum):
     NO_PLAN = "no_plan"
     """There is none yet."""
     UNREAD = "unread"
-    """What would become of it cannot be told, such as by a scan that was set aside, or nothing could be journalled: the
-    text says why."""
+    """What would become of it cannot be told, such as by a scan that was set aside: the text says why."""
     REPORT_ONLY = "report_only"
     """The plan is report-only: its scan has gaps."""
     EXPIRED = "expired"

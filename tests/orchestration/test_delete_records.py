@@ -115,9 +115,9 @@ def test_records_are_planned_applied_and_answered(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"plan_id": "p", "digest": "d", "no_undo": True}, "no_undo: belongs to the plan"),
+        ({"plan_id": "p", "digest": "d", "no_undo": True}, "no_undo: of a plan"),
         ({"plan_id": "p", "digest": "d", "collect": True}, "collect goes with finish"),
-        ({"finish": True, "wait_for_bookies": True}, "wait_for_bookies, finish: belongs to its apply"),
+        ({"finish": True, "wait_for_bookies": True}, "wait_for_bookies, finish: of an apply"),
         ({"dry_run": False}, "dry_run = false: belongs to the apply"),
     ],
 )

@@ -103,7 +103,7 @@ def test_nothing_goes_until_a_restore_is_accepted_nor_without_journal_nor_while_
     full = StoreError("the lake is full")
     with monkeypatch.context() as patch:
         patch.setattr(type(where.journal), "check_writable", raising(full))
-        assert after_approval(where, plan.plan_id) == [f"retention: unread: {full}"]
+        assert after_approval(where, plan.plan_id) == [f"retention: lake_unwritable: {full}"]
     off = where.settings.deletion.model_copy(update={"topicTwoPhaseDeletionEnabled": False})
     switched_off = replace(where, settings=where.settings.model_copy(update={"deletion": off}))
     assert decision_of(switched_off, RETENTION)[0].code is AutomationCode.SWITCHED_OFF
