@@ -342,12 +342,12 @@ def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset
     )
 
 
-def _open_ledgers(cluster: Cluster, epoch_id: str, refs: Referenced) -> Iterator[pa.RecordBatch]:
-    """Unreferenced ledgers of Pulsar's that are not closed."""
+def _open_ledgers(cluster: Cluster, epoch_id: str, refs: Referenced, *more: str) -> Iterator[pa.RecordBatch]:
+    """Unreferenced ledgers of Pulsar's that are not closed: whose they are, and columns ``more``."""
     problem, state, application = pc.field("problem"), pc.field("state"), pc.field("application")
     rows = cluster.lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", "problem", "state", "application", "cursor", "czxid", "ctime", *owner_names.OWNER_TAGS],
+        ["ledger_id", "problem", "state", "application", *more, *owner_names.OWNER_TAGS],
         problem.is_null() & (state != "CLOSED") & (application == "pulsar"),
     )
     return (outside(batch, refs.needed) for batch in rows)
@@ -375,8 +375,8 @@ def _overtaken_topics(
         for batch in nodes
         for row in batch.to_pylist()
     }
-    written = {name for some in _open_ledgers(cluster, epoch_id, refs) for name in _writable(some, standing)}
-    return frozenset(open_topics) - written
+    ledgers = _open_ledgers(cluster, epoch_id, refs, "cursor", "czxid", "ctime")
+    return frozenset(open_topics).difference(*(_writable(some, standing) for some in ledgers))
 
 
 def _writable(ledgers: pa.RecordBatch, standing: Mapping[str, Sequence[ListWrite]]) -> set[str]:
