@@ -115,14 +115,14 @@ class Context:
 
         Nor for the end of an open ledger that a load left which a write of ours came before.
         """
-        return replace(self, grace=0, open_topics=self.written_topics)
+        return replace(self, grace=0, open_topics=self.writable_topics)
 
     def of_whole_topics(self) -> Context:
         """The same for topics that go whole: once a z-node is gone nothing shows that a write of ours came first."""
         return replace(self, overtaken_topics=frozenset())
 
     @property
-    def written_topics(self) -> frozenset[str]:
+    def writable_topics(self) -> frozenset[str]:
         """Topics of which no ledger may leave the list, as no deletion run would delete it."""
         return self.open_topics - self.overtaken_topics
 

@@ -181,7 +181,7 @@ def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> W
 
 def deletion_protection(topic: Topic, context: findings.Context) -> Protection | None:
     """What would keep a deletion run from deleting any ledger that leaves the metadata of a topic."""
-    return Protection.OPEN_ORPHAN if str(topic) in context.written_topics else None
+    return Protection.OPEN_ORPHAN if str(topic) in context.writable_topics else None
 
 
 def deletion_rule(topic: Topic, context: findings.Context) -> Why | None:
