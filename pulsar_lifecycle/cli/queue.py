@@ -26,6 +26,7 @@ from pulsar_lifecycle.cli.our_znodes import (
     refusals_document,
     unread_locations,
 )
+from pulsar_lifecycle.cli.status import lake_state
 from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:
@@ -204,14 +205,8 @@ def _run(run: DeletionRun) -> dict[str, Any]:
 
 def _unwritable(where: Cluster) -> list[str]:
     """Whether nothing could be journalled now; a lake that is not there yet is made by the first scan."""
-    from pulsar_lifecycle.errors import LifecycleError
-
-    try:
-        if where.lake.exists():
-            where.journal.check_writable()
-    except LifecycleError as error:
-        return [f"nothing can be journalled from here, so no run would begin: {error}"]
-    return []
+    _, why = lake_state(where)
+    return [f"nothing can be journalled from here, so no run would begin: {why}"] if why else []
 
 
 def _stuck(waiting: QueueState, now: int) -> list[str]:

@@ -233,6 +233,19 @@ def _listed(scan: Epoch) -> dict[str, int]:
     return {c.table: c.listed for c in scan.census if not c.root}
 
 
+def lake_state(where: Cluster) -> tuple[bool, str]:
+    """Whether anything is at ``lake.path``, and why it cannot be written; empty if it can, or if nothing is there."""
+    from pulsar_lifecycle.errors import LifecycleError
+
+    exists = True
+    try:
+        if exists := where.lake.exists():  # to look makes none where the path is mistyped
+            where.journal.check_writable()
+    except LifecycleError as error:
+        return exists, str(error)
+    return exists, ""
+
+
 def _status(where: Cluster) -> Status:
     from pulsar_lifecycle.deletion_queue.queue_topics import pending
     from pulsar_lifecycle.errors import LifecycleError, NotFound
@@ -261,12 +274,7 @@ def _status(where: Cluster) -> Status:
     except NotFound:
         begun = "", 0
     queue: int | str
-    unwritable, exists = "", True
-    try:
-        if exists := lake.exists():  # to look makes none where the path is mistyped
-            where.journal.check_writable()
-    except LifecycleError as error:
-        unwritable = str(error)
+    exists, unwritable = lake_state(where)
     try:
         with where.ports(read_only=True) as ports:
             queue = pending(ports.admin)
