@@ -140,7 +140,7 @@ def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple
 
 def no_scan(where: Cluster, fingerprint: str = "") -> str | None:
     """Why no run may go by the newest scan now, of this metadata store or of the cluster; None if one may."""
-    newest = where.lake.epochs(fingerprint, cluster=where.settings.cluster)[-1:]
+    newest = [] if fingerprint else where.lake.epochs(cluster=where.settings.cluster)[-1:]
     try:
         usable_epoch(where, newest[0].fingerprint if newest else fingerprint, where.clock.now_ms())
     except (NotFound, RefusedBy) as error:
