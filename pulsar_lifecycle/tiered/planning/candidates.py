@@ -12,7 +12,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -45,10 +44,6 @@ class TopicState:
     left_to_broker: bool = False
 
 
-NOTHING_SINCE: Mapping[OffloadChoice, Container[int]] = MappingProxyType({})
-"""No run has done anything since the scan began."""
-
-
 def judge(
     state: TopicState,
     policy: OffloadPolicy,
@@ -59,7 +54,7 @@ def judge(
     everything: bool = False,
     upto: int | None = None,
     leftovers: Container[int] = (),
-    done_since: Mapping[OffloadChoice, Container[int]] = NOTHING_SINCE,
+    done_since: Mapping[OffloadChoice, Container[int]],
     our_lag_ms: int | None,
     buckets: Container[str],
 ) -> list[dict[str, Any]]:

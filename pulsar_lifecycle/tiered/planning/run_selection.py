@@ -127,10 +127,12 @@ def in_agreement(
     ``policies``: topic -> its policy as it is now, or why it is not to be touched. ``done``: with which ledgers a run
     has done that since. ``ours``: whether copies in BookKeeper are ours to delete.
     """
-    parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
-    against = [_against(policies.get(topic), ours, *place) for topic, *place in zip(*parts, strict=True)]
-    chosen_for = zip(rows.column("ledger_id").to_pylist(), rows.column("action").to_pylist(), against, strict=True)
-    against = [_DONE if ledger in done.get(choice, ()) else why for ledger, choice, why in chosen_for]
+    names = ("ledger_id", "topic", "action", "driver", "bucket", "region", "endpoint")
+    parts = (rows.column(name).to_pylist() for name in names)
+    against = [
+        _DONE if ledger in done.get(choice, ()) else _against(policies.get(topic), ours, choice, *place)
+        for ledger, topic, choice, *place in zip(*parts, strict=True)
+    ]
     counts = Counter(zip(*(rows.column(name).to_pylist() for name in ("action", "topic")), against, strict=True))
     outcomes: dict[OffloadChoice, list[OffloadOutcome]] = {choice: [] for choice in OffloadChoice}
     for (choice, name, why), count in counts.items():

@@ -58,7 +58,9 @@ def judged(
     topic: TopicState, policy: OffloadPolicy = POLICY, now: int = NOW, **given: Any
 ) -> dict[int, dict[str, Any]]:
     retention, ours = given.pop("retention", FOREVER), given.pop("ours", {})
-    rows = judge(topic, policy, retention, now, ours, **{"buckets": {"b", "old"}, "our_lag_ms": LAG, **given})
+    rows = judge(
+        topic, policy, retention, now, ours, **{"buckets": {"b", "old"}, "our_lag_ms": LAG, "done_since": {}, **given}
+    )
     assert [row["ledger_id"] for row in rows] == sorted(item["ledger_id"] for item in topic.ledgers)
     assert pa.Table.from_pylist(rows, CANDIDATES).to_pylist() == rows  # every column, of its type
     return {row["ledger_id"]: row for row in rows}

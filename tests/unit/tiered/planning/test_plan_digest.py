@@ -61,7 +61,7 @@ def test_a_row_says_where_and_why() -> None:
 
 def table(count: int = 3, **changes: Any) -> pa.Table:
     topic = state(*(ledger(n) for n in range(count)), LAST)
-    rows = judge(topic, POLICY, FOREVER, NOW, {}, our_lag_ms=None, buckets={"b"})
+    rows = judge(topic, POLICY, FOREVER, NOW, {}, done_since={}, our_lag_ms=None, buckets={"b"})
     return pa.Table.from_pylist([row | changes if row["ledger_id"] == 1 else row for row in rows], CANDIDATES)
 
 
