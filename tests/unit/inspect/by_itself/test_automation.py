@@ -44,11 +44,6 @@ from tests.kit.refused import refused_by
 from tests.kit.scenes.retention_scene import RetentionScene
 
 
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch, files=True)
-
-
 def test_nothing_goes_while_the_cluster_is_paused_or_does_not_say(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

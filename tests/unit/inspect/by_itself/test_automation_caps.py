@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,6 @@ from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from tests.kit.automated_cluster import OFFLOAD, RETENTION, automated, offload_planned, planned
 from tests.kit.scenes.retention_scene import RetentionScene
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch, files=True)
 
 
 @pytest.mark.parametrize("cap", ["automation", "apply"])

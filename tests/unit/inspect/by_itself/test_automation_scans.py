@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pulsar_lifecycle.inspect.automation import decision_of, told
@@ -12,11 +10,6 @@ from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
 from tests.kit.automated_cluster import RETENTION, automated, planned
 from tests.kit.scenes.retention_scene import RetentionScene
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch)
 
 
 def test_no_plan_goes_whose_scan_was_set_aside(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:

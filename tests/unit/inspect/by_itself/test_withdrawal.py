@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pulsar_lifecycle.inspect.automation import after_withdrawal, approve_plan
@@ -13,11 +11,6 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from tests.kit.automated_cluster import automated, planned
 from tests.kit.command import run
 from tests.kit.scenes.retention_scene import RetentionScene
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
-    return RetentionScene(tmp_path, monkeypatch, files=True)
 
 
 def test_who_withdraws_is_told_that_an_older_plan_goes_instead(
