@@ -205,10 +205,10 @@ def broker_references(
 ) -> list[StoredReference]:
     """What the owner brokers hold in memory of loaded topics with a ``__compaction`` cursor (R3, R12).
 
-    ``loaded``: (topic, its broker). ``others``: topics that are loaded, by broker. A broker that fails at one topic and
-    then answers for another one says nothing of the former alone, whose owner is kept. So does one that answers for no
-    other, as it may have no other or fail there too, and whose own answer is the failure: 500, and right after it what
-    metadata says of that topic. Any other missing answer is of the broker, or about us: unread.
+    ``loaded``: (topic, its broker). ``others``: topics that are loaded, by broker. A broker that fails at one topic, or
+    does not know it, and then answers for another one says nothing of the former alone, whose owner is kept. So does
+    one that answers for no other, as it may have no other or fail there too, and whose own answer is the failure: 500,
+    and right after it what metadata says of that topic. Any other missing answer is of the broker, or about us: unread.
     """
     references: list[StoredReference] = []
     answered: dict[str, list[str]] = {}
@@ -259,9 +259,10 @@ def other_topics(loaded: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def _of_this_topic(error: LifecycleError) -> bool:
     """Whether a broker was reached and let us ask, and this answer is all that is wrong: it failed, or makes no sense.
 
-    A broker that refuses us, is busy or does not know the topic says nothing about the topic's memory.
+    404 is one: a broker keeps the topics of a namespace whose deletion stopped half-way, and answers so for each. One
+    that refuses us or is busy says nothing about the topic's memory.
     """
-    return isinstance(error, Failed | StoreError) and not isinstance(error, AccessDenied | Conflict | NotFound)
+    return isinstance(error, Failed | StoreError) and not isinstance(error, AccessDenied | Conflict)
 
 
 def _answers(admin: BrokerAdmin, topics: Sequence[str]) -> bool:

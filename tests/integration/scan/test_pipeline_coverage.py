@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan.epochs import _other_roots
-from sandbox.clients import Admin, pulsar_client
+from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, znodes
 from tests.integration.deletion import forgery
@@ -163,36 +164,54 @@ def test_a_broker_that_does_not_say_of_one_topic_what_it_holds_in_memory(
     assert emptied(sandbox)
 
 
-def test_a_schema_locator_that_its_broker_cannot_decode(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
-    """Its topic's internal stats fail for as long as it is there: once it is acknowledged, plans act again."""
-    namespace = new_namespace(sandbox, "locator")
-    topic, other = f"persistent://{namespace}/broken", f"persistent://{new_namespace(sandbox, 'beside')}/other"
+def test_a_topic_that_its_broker_has_and_says_nothing_of(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    """By a schema locator that it cannot decode (once it is acknowledged), or a namespace that is half deleted."""
+    broken, half, beside = (new_namespace(sandbox, name) for name in ("locator", "half", "beside"))
+    mute, other = {f"persistent://{name}/mute" for name in (broken, half)}, f"persistent://{beside}/other"
     with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
-        admin.post_schema(topic, 1)
-        for name in (topic, other):
+        admin.post_schema(f"persistent://{broken}/mute", 1)
+        for name in (*mute, other):
             topics.publish(client, name, topics.payloads(10), keys=["key"] * 10)
-        admin.compact(topic)
-    wait_listed(sandbox, topic)
-    wait_listed(sandbox, other)
-    locator = znodes.schema_znode(topic)
-    kept, leaked = (plant.young(sandbox, name)[0].ledger_id for name in (topic, other))
+            admin.compact(name)
+    for name in (*mute, other):
+        wait_listed(sandbox, name)
+    locator, policies = znodes.schema_znode(f"persistent://{broken}/mute"), f"/admin/policies/{half}"
+    kept = {plant.young(sandbox, name)[0].ledger_id for name in mute}
+    leaked = plant.young(sandbox, other)[0].ledger_id
     pipeline = pipelines({"orphans": {"acknowledged_znodes": [{"path": locator, "by": "it", "why": "looked at it"}]}})
     with sandbox.metadata() as zk:
-        data, _ = zk.get(locator)
+        before = {path: zk.get(path)[0] for path in (locator, policies)}
         zk.set(locator, b"\xff\xff\xff")
+        zk.set(policies, json.dumps({**json.loads(before[policies]), "deleted": True}).encode())
         try:
-            assert httpx.get(f"{sandbox.admin_url}/admin/v2/persistent/{namespace}/broken/internalStats").is_error
+            said = {n: _eventually_fails(sandbox, n) for n in mute}
+            assert said == {f"persistent://{broken}/mute": 500, f"persistent://{half}/mute": 404}
             with Connections(pipeline.where.settings) as ports:
                 (broker,) = ports.admin.brokers()
-                assert [ports.admin.fails_at(broker, Topic.parse(name)) for name in (topic, other)] == [True, False]
+                names = (f"persistent://{broken}/mute", other)
+                assert [ports.admin.fails_at(broker, Topic.parse(name)) for name in names] == [True, False]
             planned = pipeline.confirmed_plan()
         finally:
-            zk.set(locator, data)
+            for path, data in before.items():
+                zk.set(path, data)
     assert planned.summary.actionable, planned.summary.gaps
     assert leaked in planned.ids
-    assert kept not in planned.ids
+    assert not kept & planned.ids
     rows = pipeline.where.lake.read_epoch_table(planned.summary.epoch_id, "findings").to_pylist()
-    assert [row["topic"] for row in rows if row["finding"] == Finding.UNANSWERED] == [topic]
+    unanswered = {row["topic"] for row in rows if row["finding"] == Finding.UNANSWERED}
+    assert mute <= unanswered
+    assert {str(Topic.parse(name).namespace) for name in unanswered} == {broken, half}
+
+
+def _eventually_fails(sandbox: Cluster, topic: str) -> int:
+    """The status by which its broker says nothing of a topic; brokers watch ZooKeeper, so soon after its change."""
+    path = f"/admin/v2/{topic.replace('://', '/')}/internalStats"
+
+    def status() -> int:
+        answer = httpx.get(f"{sandbox.admin_url}{path}")
+        return answer.status_code if answer.is_error else 0
+
+    return wait_for(f"an error of {path}", status)
 
 
 def test_what_zookeeper_does_not_show(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:

@@ -174,7 +174,7 @@ def asked(error: LifecycleError, *, others: LifecycleError | None = None) -> lis
     return broker_references(cluster.admin, [(str(PARTITION), BROKER)], {BROKER: [str(PARTITION), str(OTHER)]})
 
 
-@pytest.mark.parametrize("error", [BROKEN, StoreError("the answer is not what Pulsar 4.0 sends")])
+@pytest.mark.parametrize("error", [BROKEN, StoreError("the answer is not what Pulsar 4.0 sends"), NotFound("404")])
 def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its_schemas(error: LifecycleError) -> None:
     found = asked(error)
     assert [(w.kind, w.owner) for w in found] == [("R3", PARTITION.managed_ledger), ("R5", "acme/orders/paid")]
@@ -187,7 +187,7 @@ def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its
     ("error", "others"),
     [
         (AccessDenied("403"), None),
-        (NotFound("404"), None),
+        (NotFound("404"), BROKEN),
         (Conflict("409"), None),
         (Unavailable("no connection"), None),
         (ConfigError("no such token file"), None),
