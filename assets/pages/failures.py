@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import dagster as dg
 
-from pulsar_lifecycle.errors import ConfigError, LifecycleError, Refused, RefusedBy, UsageError
+from pulsar_lifecycle.errors import ConfigError, LifecycleError, NotFound, Refused, RefusedBy, UsageError
 from pulsar_lifecycle.records.outcomes import Outcome
 
 
@@ -27,10 +27,13 @@ Done = TypeVar("Done", bound=HasOutcome)
 
 @contextmanager
 def refusals_fail() -> Iterator[None]:
-    """Turn a refusal, a wrong setting and a wrong run configuration into a Failure: its words, after a code if any."""
+    """Turn a refusal, a wrong setting or run configuration and what is not there into a Failure.
+
+    Its description is the error's words, after a code if any: what was asked for has to change, so nothing is retried.
+    """
     try:
         yield
-    except (ConfigError, UsageError) as error:
+    except (ConfigError, UsageError, NotFound) as error:
         raise dg.Failure(str(error), allow_retries=False) from None
     except Refused as error:
         code = f" ({error.code.value})" if isinstance(error, RefusedBy) else ""

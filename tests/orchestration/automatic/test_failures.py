@@ -15,7 +15,7 @@ from assets.pages.failures import refusals_fail
 from assets.pages.switch import SWITCH
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings
-from pulsar_lifecycle.errors import LifecycleError, Paused, RefusedBy, Unavailable, UsageError
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Paused, RefusedBy, Unavailable, UsageError
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -56,6 +56,7 @@ def test_a_settings_file_that_is_wrong_fails_the_job_with_its_own_words(
     ("error", "words"),
     [
         (UsageError("give either"), "give either"),
+        (NotFound("there is no plan 'p'"), "there is no plan 'p'"),
         (Paused("paused: why"), "refused: paused: why"),
         (RefusedBy(RefusalCode.PLAN_DIFFERS, "its digest"), "refused (plan_differs): its digest"),
     ],
