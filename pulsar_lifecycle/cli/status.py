@@ -28,6 +28,7 @@ from pulsar_lifecycle.cli.our_znodes import (
 )
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.inspect.unmatched_names import UnmatchedName
     from pulsar_lifecycle.lifecycle.bookies.suspension import Suspended
     from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.records.epoch import Epoch
@@ -146,8 +147,9 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 class Status:
     """What the command tells. ``scan``: the newest; ``unfinished_scan``: one begun since, its id and when (ms).
 
-    ``queue``: how many intents are in flight, or why that is not known. ``lake_exists``: whether anything is there yet;
-    ``unwritable``: why it cannot be written, empty if it can, or if nothing is there.
+    ``queue``: how many intents are in flight, or why that is not known; so with ``unmatched_names``.
+    ``lake_exists``: whether anything is there yet; ``unwritable``: why it cannot be written, empty if it can, or if
+    nothing is there.
     """
 
     cluster: str
@@ -166,6 +168,7 @@ class Status:
     unfinished_scan: tuple[str, int] | None
     plan: PlanSummary | None
     words: list[ShownWord]
+    unmatched_names: list[UnmatchedName] | str
     broken_plans: list[str]
     queue: int | str
     lake: str
@@ -200,6 +203,9 @@ class Status:
             "unfinished_scan": begun and dict(zip(("epoch_id", "started_at"), begun, strict=True)),
             "plan": self.plan and self.plan.to_json(),
             "words": [one.to_json() for one in self.words],
+            "unmatched_names": {"error": self.unmatched_names}
+            if isinstance(self.unmatched_names, str)
+            else [asdict(one) for one in self.unmatched_names],
             "broken_plans": self.broken_plans,
             "queue": {"error": self.queue} if isinstance(self.queue, str) else {"pending": self.queue},
             "lake": {"location": self.lake, "exists": self.lake_exists}
@@ -249,6 +255,7 @@ def lake_state(where: Cluster) -> tuple[bool, str]:
 def _status(where: Cluster) -> Status:
     from pulsar_lifecycle.deletion_queue.queue_topics import pending
     from pulsar_lifecycle.errors import LifecycleError, NotFound
+    from pulsar_lifecycle.inspect.unmatched_names import unmatched_names
     from pulsar_lifecycle.lifecycle.bookies.suspension import suspended_bookies
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
     from pulsar_lifecycle.runs import control
@@ -273,6 +280,11 @@ def _status(where: Cluster) -> Status:
         begun = lake.open_epoch("")
     except NotFound:
         begun = "", 0
+    unmatched: list[UnmatchedName] | str
+    try:
+        unmatched = unmatched_names(lake, newest, settings, now) if newest else []
+    except LifecycleError as error:
+        unmatched = str(error)
     queue: int | str
     exists, unwritable = lake_state(where)
     try:
@@ -297,6 +309,7 @@ def _status(where: Cluster) -> Status:
         unfinished_scan=begun if newest is None or begun[1] > newest.started_at else None,
         plan=plans[-1] if plans else None,
         words=words_in_force(where, scans),
+        unmatched_names=unmatched,
         broken_plans=[str(error) for error in lake.broken_plans()],
         queue=queue,
         lake=lake.location,
@@ -330,7 +343,7 @@ def _print(found: Status, where: Cluster) -> None:
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
         scans = {epoch.epoch_id for epoch in where.lake.epochs(cluster=newest.cluster)}
         plan += f", {condition(newest, where.settings, now, ended_plans(where, [newest], now), scans=scans)}"
-    waiting = found.queue
+    waiting, unmatched = found.queue, found.unmatched_names
     show.facts(
         [
             ("cluster", f"{found.cluster} (fingerprint {found.fingerprint})"),
@@ -342,6 +355,7 @@ def _print(found: Status, where: Cluster) -> None:
             ("pending unloads", list(map(str, found.pending_unloads))),
             ("unread", list(map(str, found.unread_locations))),
             ("your words", list(map(str, found.words))),
+            ("unmatched", [f"UNKNOWN: {unmatched}"] if isinstance(unmatched, str) else list(map(str, unmatched))),
             ("last scan", lines),
             ("last plan", [plan, *broken]),
             (

@@ -136,6 +136,7 @@ def test_the_documents_have_these_keys_and_values_in_this_order(
             "unfinished_scan": None,
             "plan": None,
             "words": [],
+            "unmatched_names": [],
             "broken_plans": [],
             "queue": {"pending": 0},
             "lake": {"location": settings.lake.path, "exists": True},
