@@ -36,19 +36,6 @@ class Published:
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Where publish times go back along a run of entries.
-
-    ``count`` entries were published before the one that they follow, the first of them at ``first``. ``furthest_ms``:
-    how long an entry was published before any of those that it follows, at most; 0 where times only grow.
-    """
-
-    count: int = 0
-    first: MessagePosition | None = None
-    furthest_ms: int = 0
-
-
 Unit = tuple[str, int, int]
 """What several entries make up: a chunked message by its UUID (``(uuid, -1, -1)``), a transaction by its id."""
 
@@ -97,45 +84,36 @@ _CHUNKED = -1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of entries, in two parts: ``below`` the first message published at or after a time, and the ``rest``.
+    """A run of entries: ``below`` is what comes before the first message published at or after a time.
 
-    ``newer``: messages of the rest that were published at or after it, the first of them ``first_newer``, the last
-    ``last_newer``. Without a time, and without such a message, all is below. ``last_below``, ``latest_deliver_at``
-    and ``begun`` are of what is below; ``first``, ``last``, ``steps`` and the ``earliest`` and ``latest`` publish time
-    of all messages.
+    ``newer``: messages that were published at or after it, the first of them ``first_newer``. Without a time, and
+    without such a message, all is below. ``last_below``, ``latest_deliver_at`` and ``begun`` are of what is below;
+    ``first`` and ``last`` of all messages, and ``goes_back``: one was published before the one that it follows.
     """
 
     below: Counts = field(default_factory=Counts)
-    rest: Counts = field(default_factory=Counts)
     newer: Counts = field(default_factory=Counts)
     first_newer: Published | None = None
-    last_newer: Published | None = None
     last_below: Published | None = None
     latest_deliver_at: int | None = None
     begun: BegunMessages = field(default_factory=BegunMessages)
-    steps: Steps = field(default_factory=Steps)
+    goes_back: bool = False
     first: Published | None = None
     last: Published | None = None
-    earliest: int | None = None
-    latest: int | None = None
 
     def __add__(self, after: Span) -> Span:
         """Both runs as one; ``after`` follows this one in the topic."""
         cut = self.first_newer is not None
         return Span(
             self.below if cut else self.below + after.below,
-            self.rest + after.below + after.rest if cut else after.rest,
             self.newer + after.newer,
             self.first_newer or after.first_newer,
-            after.last_newer or self.last_newer,
             self.last_below if cut else after.last_below or self.last_below,
             self.latest_deliver_at if cut else _latest(self.latest_deliver_at, after.latest_deliver_at),
             self.begun if cut else self.begun + after.begun,
-            _steps(self, after),
+            self.goes_back or after.goes_back or _goes_back(self, after),
             self.first or after.first,
             after.last or self.last,
-            min((at for at in (self.earliest, after.earliest) if at is not None), default=None),
-            _latest(self.latest, after.latest),
         )
 
 
@@ -165,25 +143,22 @@ class _Tally:
 
     def __init__(self, time_ms: int | None) -> None:
         self._time = time_ms
-        self._counts = [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
+        self._counts = [[0, 0, 0], [0, 0, 0]]
         self._first_newer: Published | None = None
-        self._last_newer: Published | None = None
         self._last_below: Published | None = None
         self._latest_deliver_at: int | None = None
         self._open: dict[Unit, MessagePosition] = {}
         self._ended: set[Unit] = set()
         self._gone_on: set[Unit] = set()
-        self._back, self._furthest = 0, 0
-        self._first_back: MessagePosition | None = None
+        self._goes_back = False
         self._first: Published | None = None
         self._last: Published | None = None
-        self._earliest = self._latest = 0
 
     def add(self, position: Position, data: bytes) -> None:
         """The next entry of the topic."""
         found = envelope(position, data)
         at = MessagePosition(position.ledger_id, position.entry_id)
-        below, rest, newer = self._counts
+        below, newer = self._counts
         published = None if found.marker_type is not None else Published(at, found.publish_time)
         messages = _messages(found)
         if published is not None:
@@ -191,9 +166,7 @@ class _Tally:
             if self._time is not None and published.at >= self._time:
                 _count(newer, messages, data)
                 self._first_newer = self._first_newer or published
-                self._last_newer = published
         if self._first_newer is not None:
-            _count(rest, messages, data)
             return
         _count(below, messages, data)
         if published is not None:
@@ -203,36 +176,23 @@ class _Tally:
 
     def span(self) -> Span:
         """All of them."""
-        below, rest, newer = (Counts(*numbers) for numbers in self._counts)
-        any_message = self._first is not None
+        below, newer = (Counts(*numbers) for numbers in self._counts)
         return Span(
             below,
-            rest,
             newer,
             self._first_newer,
-            self._last_newer,
             self._last_below,
             self._latest_deliver_at,
             BegunMessages(self._open, frozenset(self._ended), frozenset(self._gone_on)),
-            Steps(self._back, self._first_back, self._furthest),
+            self._goes_back,
             self._first,
             self._last,
-            self._earliest if any_message else None,
-            self._latest if any_message else None,
         )
 
     def _follow(self, published: Published) -> None:
-        at = published.at
-        if self._last is None:
-            self._first = published
-            self._earliest = self._latest = at
-        else:
-            if at < self._last.at:
-                self._back += 1
-                self._first_back = self._first_back or published.position
-            self._furthest = max(self._furthest, self._latest - at)
-            self._earliest, self._latest = min(self._earliest, at), max(self._latest, at)
-        self._last = published
+        if self._last is not None and published.at < self._last.at:
+            self._goes_back = True
+        self._first, self._last = self._first or published, published
 
     def _take_part(self, found: Envelope, at: MessagePosition) -> None:
         """A part of a chunked message may be in a transaction, too."""
@@ -267,16 +227,8 @@ def _count(counts: list[int], messages: int, data: bytes) -> None:
     counts[2] += len(data)
 
 
-def _steps(left: Span, right: Span) -> Steps:
-    a, b = left.steps, right.steps
-    if left.last is None or right.first is None or left.latest is None or right.earliest is None:
-        return b if left.last is None else a
-    back = right.first.at < left.last.at
-    return Steps(
-        a.count + b.count + back,
-        a.first or (right.first.position if back else b.first),
-        max(a.furthest_ms, b.furthest_ms, left.latest - right.earliest),
-    )
+def _goes_back(left: Span, right: Span) -> bool:
+    return left.last is not None and right.first is not None and right.first.at < left.last.at
 
 
 def _latest(a: int | None, b: int | None) -> int | None:

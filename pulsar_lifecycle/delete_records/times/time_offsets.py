@@ -22,7 +22,6 @@ from pulsar_lifecycle.delete_records.times.publish_times import (
     Counts,
     Published,
     Span,
-    Steps,
     envelope,
     published_at,
     span,
@@ -82,16 +81,12 @@ class Disorder:
     """Publish times that do not only grow, in what a search over times would have deleted.
 
     ``searched``: where such a search cuts. ``at_risk``: messages below it published at or after the time, from
-    ``first_at_risk`` to ``last_at_risk``: the search would have deleted them. ``stay``: messages below it published
-    before the time that stay, because they come after the first of those.
+    ``first_at_risk`` on: the search would have deleted them.
     """
 
-    steps: Steps
     searched: MessagePosition
     at_risk: Counts = field(default_factory=Counts)
     first_at_risk: Published | None = None
-    last_at_risk: Published | None = None
-    stay: Counts = field(default_factory=Counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,7 @@ class ResolvedOffset:
     ``position``: the first message published at or after the time, the end if there is none, or the position asked for.
     ``goes``: what is between the start and it; every entry of that was read. ``before`` and ``after``: the last message
     below, and the one at the position. ``unfinished_chunks``: UUIDs of chunked messages that begin below and whose
-    last part does not come below, the first at ``first_unfinished``. ``cut_message``: where the first of them begins
+    last part does not come below. ``cut_message``: where the first of them begins
     that goes on at the position or above it; that of a time has none. ``unfinished_transactions``: those with a message
     below and neither commit nor abort up to the end of the topic. ``latest_deliver_at``: of what is below.
     """
@@ -115,7 +110,6 @@ class ResolvedOffset:
     goes: Counts = field(default_factory=Counts)
     disorder: Disorder | None = None
     unfinished_chunks: tuple[str, ...] = ()
-    first_unfinished: MessagePosition | None = None
     cut_message: MessagePosition | None = None
     unfinished_transactions: int = 0
     latest_deliver_at: int | None = None
@@ -372,7 +366,6 @@ def _answer(question: Question, place: _Found, found: Span | ResolvedOffset) -> 
     if found.first_newer is not None:
         position, at_end, after = found.first_newer.position, False, found.first_newer
     messages = found.below.messages + place.inside - question.start.batch_index
-    chunked = found.begun.chunked
     return ResolvedOffset(
         position if question.timestamp is None else max(position, question.start),
         at_end=at_end,
@@ -380,19 +373,16 @@ def _answer(question: Question, place: _Found, found: Span | ResolvedOffset) -> 
         after=after,
         goes=replace(found.below, messages=max(0, messages), bytes=found.below.bytes + place.inside_bytes),
         disorder=_disorder(place, found),
-        unfinished_chunks=tuple(sorted(chunked)),
-        first_unfinished=min(chunked.values(), default=None),
+        unfinished_chunks=tuple(sorted(found.begun.chunked)),
         unfinished_transactions=len(found.begun.transactions),
         latest_deliver_at=found.latest_deliver_at,
     )
 
 
 def _disorder(place: _Place, found: Span) -> Disorder | None:
-    if not found.steps.furthest_ms and found.first_newer is None:
+    if not found.goes_back and found.first_newer is None:
         return None
-    rest, newer = found.rest, found.newer
-    stay = Counts(rest.entries - newer.entries, rest.messages - newer.messages, rest.bytes - newer.bytes)
-    return Disorder(found.steps, place.position, newer, found.first_newer, found.last_newer, stay)
+    return Disorder(place.position, found.newer, found.first_newer)
 
 
 def _whole_messages(

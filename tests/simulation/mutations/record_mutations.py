@@ -15,7 +15,7 @@ from pulsar_lifecycle.delete_records import absence, cut_rules, partition_answer
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Absence, Presence
 from pulsar_lifecycle.delete_records.times import time_offsets
-from pulsar_lifecycle.delete_records.times.publish_times import Span, Steps
+from pulsar_lifecycle.delete_records.times.publish_times import Span
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.topics import low_watermark
 from tests.simulation.mutations.mutation import Mutation
@@ -82,7 +82,7 @@ def believe_the_search() -> AbstractContextManager[Any]:
     answer = time_offsets._answer
 
     def searched(question: Any, place: Any, found: Any) -> Any:
-        blind = replace(found, first_newer=None, steps=Steps()) if isinstance(found, Span) else found
+        blind = replace(found, first_newer=None, goes_back=False) if isinstance(found, Span) else found
         return answer(question, place, blind)
 
     return patch.object(time_offsets, "_answer", searched)
