@@ -10,7 +10,6 @@ from pulsar_lifecycle.metastore.reading import TABLES
 
 METASTORE = tuple(TABLES)
 FINDINGS = ("orphan_ledgers", "offload_leftovers", "dangling_references", "unjudged_ledgers")
-TOPICS = ("ledger_deletion_topic", "ledger_deletion_retry_topic", "ledger_deletion_dlq_topic")
 EPOCH = "lifecycle/epoch"
 """Metadata key under which every asset of a scan says which one; tag of its run, and of runs that applied its plans."""
 PLAN = "lifecycle/plan"

@@ -7,7 +7,7 @@ what an offset comes to (``records_planning.py``). Source: KIP-107, "AdminClient
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -224,6 +224,3 @@ class DeleteRecordsResult:
 def failed(error: RecordsError, why: Why, remaining: Sequence[Absence] = ()) -> DeleteRecordsResult:
     """A partition with an error."""
     return DeleteRecordsResult(NO_WATERMARK, error, why.text, why.code, remaining=tuple(remaining))
-
-
-Results = Mapping[TopicPartition, DeleteRecordsResult]

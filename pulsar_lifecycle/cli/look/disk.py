@@ -22,7 +22,6 @@ Columns = Mapping[str, Callable[[Row, int], Any]]
 """How a cell is made of a row, at a time (ms), by the column's head."""
 
 TOPICS = 20
-_SIZES = ("free", "total", "bytes_placed", "bytes_to_collect", "bytes_to_compact")
 NAMESPACES = 20
 
 

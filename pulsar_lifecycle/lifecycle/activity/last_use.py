@@ -35,8 +35,6 @@ LOAD_TAKES = 60_000
 OFF = (LoadReason.AT_REST, LoadReason.NO_LEDGERS, LoadReason.LAST_LEDGER_NOT_CLOSED, LoadReason.TERMINATED)
 """Why a scan holds that no broker lists a topic, and that none did for a while."""
 
-_NONE = pa.array([], pa.string())
-
 
 @dataclass(frozen=True, slots=True)
 class Clients:
