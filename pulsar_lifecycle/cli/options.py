@@ -48,4 +48,4 @@ def brokers_of(where: Cluster) -> Brokers:
         try:
             return Brokers(ports.admin.loaded_topics(), ports.admin.stats_interval_ms())
         except LifecycleError as error:
-            return Brokers.not_heard(error)
+            return Brokers.failed(error)

@@ -172,11 +172,11 @@ def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[ObjectPair]) ->
     found: list[ObjectPair | LifecycleError] = []
     for one, data, index in zip(copies, heads[::2], heads[1::2], strict=True):
         error = next((head for head in (data, index) if isinstance(head, LifecycleError)), None)
-        found.append(error or replace(one, data=_half(data), index=_half(index)))
+        found.append(error or replace(one, data=_stored(data), index=_stored(index)))
     return found
 
 
-def _half(head: ObjectHead | LifecycleError | None) -> StoredObject | None:
+def _stored(head: ObjectHead | LifecycleError | None) -> StoredObject | None:
     return StoredObject(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
 
 

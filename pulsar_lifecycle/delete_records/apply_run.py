@@ -56,7 +56,7 @@ from pulsar_lifecycle.trimming import trim_run
 Row = Mapping[str, Any]
 """A row of ``RECORDS``."""
 Report = Callable[[TopicPartition, Refusal | None], None]
-"""Hears what was done to each partition as soon as it is known."""
+"""Is told what was done to each partition as soon as it is known."""
 
 PER_BROKER = 8
 """Partitions of one broker that are worked on at once, each with requests to it."""

@@ -214,7 +214,7 @@ def ask_brokers(ports: Ports) -> BrokerAnswers:
     try:
         return load_state.ask_brokers(ports.store, ports.admin)
     except AccessDenied as error:
-        return BrokerAnswers(Brokers.not_heard(error), {}, {}, "", frozenset())
+        return BrokerAnswers(Brokers.failed(error), {}, {}, "", frozenset())
 
 
 def denials(

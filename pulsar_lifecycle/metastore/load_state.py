@@ -65,7 +65,7 @@ class Brokers:
     started: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
-    def not_heard(cls, error: LifecycleError) -> Brokers:
+    def failed(cls, error: LifecycleError) -> Brokers:
         """They did not say what they have loaded: our role may not ask them, or they did not answer."""
         code = Code.BROKERS_DENIED if isinstance(error, AccessDenied) else LoadReason.BROKERS_UNANSWERED
         return cls({}, 0, Why(code, str(error)))

@@ -124,7 +124,7 @@ class Reading:
         except LifecycleError as error:
             if self.strict:
                 raise
-            brokers = Brokers.not_heard(error)
+            brokers = Brokers.failed(error)
         try:
             # topics of a namespace whose policies cannot be decoded have none in the table
             stored = ports.configuration

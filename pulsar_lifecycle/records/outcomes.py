@@ -238,8 +238,8 @@ class Outcome(StrEnum):
     """Action ``collect-bookie``: the run stopped before its turn."""
 
     TELLING = "telling"
-    """Actions ``suspend-compaction``, ``resume-compaction``: the bookie is about to be told, or did not say whether it
-    heard; without another outcome of the same run it may have been told."""
+    """Actions ``suspend-compaction``, ``resume-compaction``: the bookie is about to be told, or the answer was lost;
+    without another outcome of the same run it may have been told."""
     SUSPENDED = "suspended"
     """Action ``suspend-compaction``: it compacts nothing more by itself until it is resumed, or restarts."""
     RESUMED = "resumed"

@@ -1,4 +1,4 @@
-"""What is on legal hold while a run works: one that takes hours hears of a hold that is set meanwhile.
+"""What is on legal hold while a run works: one that takes hours keeps to a hold that is set meanwhile.
 
 Belongs here: when the settings file is read again. Not here: what a hold keeps (``topics/protection.py``).
 """

@@ -20,7 +20,7 @@ REPORT_SECONDS = 15.0
 
 
 def unsaid(text: str) -> None:
-    """Progress that nobody wants to hear of."""
+    """Progress that nobody asked for."""
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def valid_marks(
 def unrefuted(marks: Mapping[tuple[int, T], int], scans: Iterable[tuple[int, Referenced]]) -> dict[tuple[int, T], int]:
     """Marks, as given, but those whose ledger a scan that began later (ms) found in use again.
 
-    ``scans``: when each began (ms), and what it found. The first phase's write was taken back, or never done.
+    ``scans``: when each began (ms), and what it found. The first phase's write was undone, or never done.
     """
     marked = BitMap64(ledger_id for ledger_id, _ in marks)
     last_in_use: dict[int, int] = {}

@@ -22,6 +22,6 @@ def test_an_error_with_a_message_has_that_alone() -> None:
 
 
 def test_brokers_that_fail_without_a_word_are_not_taken_for_ones_that_list_nothing() -> None:
-    unanswered = Brokers.not_heard(Unavailable())
+    unanswered = Brokers.failed(Unavailable())
     info = ManagedLedgerInfo()
     assert load_state(info, 0, None, None, unanswered, 1_000_000).reason is LoadReason.BROKERS_UNANSWERED

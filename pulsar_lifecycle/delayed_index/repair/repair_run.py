@@ -45,7 +45,7 @@ TOPICS_PER_TASK = 64
 
 Row = Mapping[str, Any]
 Report = Callable[[Sequence[Repaired]], None]
-"""Hears what became of some as soon as it is known."""
+"""Is told what became of some as soon as it is known."""
 
 
 def repair(

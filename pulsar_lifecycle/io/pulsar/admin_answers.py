@@ -35,7 +35,7 @@ _FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
 def checked(method: str, response: httpx.Response, token: SecretRef | None = None) -> httpx.Response:
     """The answer itself, of a success. Raises the class that its status code stands for.
 
-    Who shows an expired ``token`` hears no more than that he must authenticate himself.
+    To an expired ``token`` a broker answers no more than that one must authenticate oneself.
     """
     status = response.status_code
     if response.is_success:

@@ -296,7 +296,7 @@ class _Sending:
         self._slots.release()
 
     def outcomes(self) -> list[Receipt]:
-        """Wait until every slot is free again; what comes later than that is not heard."""
+        """Wait until every slot is free again; what comes later than that does not count."""
         all(self.has_room() for _ in range(IN_FLIGHT))
         with self._confirming:
             self._ended = True

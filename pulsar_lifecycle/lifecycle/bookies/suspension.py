@@ -158,7 +158,7 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
             try:
                 (ports.bookies.suspend_compaction if suspended else ports.bookies.resume_compaction)(bookie)
             except OutcomeUnknown as error:
-                told = Told(bookie, Outcome.TELLING, f"whether it heard is not known, say it again: {error}")
+                told = Told(bookie, Outcome.TELLING, f"whether it was told is not known, say it again: {error}")
             except LifecycleError as error:
                 told = Told(bookie, Outcome.NOT_TOLD, str(error))
             note(bookie, told.outcome, told.text)

@@ -62,4 +62,4 @@ def test_only_what_a_broker_says_can_let_a_compacted_ledger_go() -> None:
 def test_brokers_that_may_not_be_asked_are_told_from_those_that_do_not_answer(
     error: LifecycleError, code: Code | LoadReason
 ) -> None:
-    assert Brokers.not_heard(error).unknown == Why(code, str(error))
+    assert Brokers.failed(error).unknown == Why(code, str(error))

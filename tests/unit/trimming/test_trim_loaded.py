@@ -64,7 +64,7 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
         scene.cluster.topic(TOPIC, scene.ids)
         scene.cluster.wait(1)
     work = trimming_trim.trim_topics
-    unanswered = Brokers.not_heard(Unavailable("no answer"))
+    unanswered = Brokers.failed(Unavailable("no answer"))
 
     def trim(run: TopicRun, ports: Ports, guard: RunGuard) -> list[LedgerOutcome]:
         run = replace(run, brokers=unanswered) if why == "unanswered" else run
