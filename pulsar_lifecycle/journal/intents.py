@@ -26,7 +26,9 @@ class IntentState(StrEnum):
     """Where an intent stands whose message still exists; a final outcome stands for itself."""
 
     IN_FLIGHT = "in_flight"
+    """The deletion topic or its retry topic has the message: the next deletion runs decide it."""
     DEAD_LETTER = "dead_letter"
+    """The dead-letter topic has the message: send it again once its cause is mended."""
 
 
 _OPEN = {

@@ -59,7 +59,7 @@ class Code(StrEnum):
     NOT_CONFIRMED = "not_confirmed"
     """The earlier of two scans does not agree."""
     DELISTED = "delisted"
-    """Its topic does not list it, or no more. A message about it is kept: the next scan decides."""
+    """Its topic does not list it, or lists it no more. A message about it is kept: the next scan decides."""
     NEVER_CLOSED = "never_closed"
     """It was never closed in BookKeeper: what it should hold is not known. It is kept, and no undo brings it back."""
     OTHER_OPEN = "other_open"

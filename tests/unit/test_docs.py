@@ -110,6 +110,7 @@ NO_CODES = {
     "GapCode",
     "Harm",
     "IndexFinding",
+    "IntentState",
     "Lacks",
     "Level",
     "LoadNeed",
@@ -127,6 +128,7 @@ NO_CODES = {
     "RepairLevel",
     "RunEnd",
     "StopCode",
+    "SweepAction",
     "UseEvidence",
     "Verdict",
 }

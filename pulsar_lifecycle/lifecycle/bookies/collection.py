@@ -88,7 +88,7 @@ class StopReason(StrEnum):
     """Why a run tells no more bookies. What runs on a bookie by then goes on there."""
 
     BOOKIE_AWAY = "bookie_away"
-    """A bookie that was registered when the run began is so no more."""
+    """A bookie that was registered when the run began is not registered any more."""
     BOOKIE_READ_ONLY = "bookie_read_only"
     """A bookie became read-only since the run began."""
     SLOW_ADDS = "slow_adds"
