@@ -6,7 +6,7 @@
     ├── Refused                  a safety rule said no; only what is below it is raised (exit code 1)
     │   ├── RefusedBy            one rule said no, by its code; the message says what to do
     │   ├── Paused               the pause z-node exists
-    │   └── LeaseLost            another controller took the lease
+    │   └── LeaseLost            another run took the lease
     ├── CorruptFormat            bytes are not what they claim to be; offset and expectation
     │   └── UnsupportedFormat    well-formed, but a form we do not read; refused by name
     ├── StoreError               a server answered with an error
@@ -63,7 +63,7 @@ class Paused(Refused):
 
 
 class LeaseLost(Refused):
-    """Another controller holds the lease; this run must not act any more."""
+    """Another run holds the lease; this one must not act any more."""
 
 
 class CorruptFormat(LifecycleError):

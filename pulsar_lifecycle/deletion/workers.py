@@ -74,9 +74,9 @@ class StopCode(StrEnum):
     """Why a deletion run stopped itself."""
 
     PAUSED = "paused"
-    """Someone has paused the controller: ``resume``, then run it again."""
+    """Somebody has paused all effects: ``resume``, then run it again."""
     LEASE_LOST = "lease_lost"
-    """Another controller took the lease."""
+    """Another run took the lease."""
     ZOOKEEPER_SLOW = "zookeeper_slow"
     """ZooKeeper's latency is above ``zookeeper.stop_above``."""
     DENIED = "denied"

@@ -2,7 +2,7 @@
 
 Belongs here: which journal row counts for what. Not here: reading the journal (``io/lake/journal.py``), showing the
 numbers. The journal is append-only and never pruned, so every metric is a counter over the whole life of a cluster,
-whichever controller did the work and however often it is counted. Rows are first tallied (:func:`tally`); tallies of
+whichever installation did the work and however often it is counted. Rows are first tallied (:func:`tally`); tallies of
 parts of the journal add up to the tally of the whole, so a part that does not change any more is counted once.
 """
 

@@ -1,8 +1,8 @@
-"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' leases, pending unloads, the sandbox marker.
+"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the runs' leases, pending unloads, the sandbox marker.
 
 Belongs here: who may act now, and what a run must finish that was interrupted. A lease is a persistent z-node whose
 version is the fencing token (every deletion transaction checks it) and an ephemeral child that shows its holder to be
-alive. A holder that lost its session keeps a token that stops working as soon as another controller takes over.
+alive. A holder that lost its session keeps a token that stops working as soon as another run takes over.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def is_held(store: MetadataStore, lease: str) -> bool:
 
 
 def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, path: str = LEASE) -> Lease:
-    """Become the one controller that acts, waiting up to ``wait`` seconds for a dead holder's session to end.
+    """Become the one run that acts, waiting up to ``wait`` seconds for a dead holder's session to end.
 
     ``store`` keeps the lease alive: keep its session open for as long as the work lasts. Raises Refused naming the
     holder that has it; at once if that is no session's, as it never ends.
@@ -148,7 +148,7 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
 
 
 def release_lease(store: MetadataStore, lease: Lease) -> None:
-    """Give the lease back; harmless when the session that held it is gone and another controller has it.
+    """Give the lease back; harmless when the session that held it is gone and another run has it.
 
     The fencing z-node is written once more, so that a worker this run left behind deletes nothing from here on. Where
     the store does not answer, the session's end gives the lease back, and whoever takes it next writes that z-node.
