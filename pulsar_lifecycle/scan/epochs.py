@@ -370,21 +370,21 @@ def _overtaken_topics(
     nodes = cluster.lake.batches(
         cluster.parts(epoch_id, "managed_ledgers"), ["topic", "managed_ledger", "czxid", "version", "problem"], known
     )
-    standing = {
+    by_list = {
         row["managed_ledger"]: [one for one in writes[row["topic"]] if one.is_of(row["czxid"], row["version"])]
         for batch in nodes
         for row in batch.to_pylist()
     }
     ledgers = _open_ledgers(cluster, epoch_id, refs, "cursor", "czxid", "ctime")
-    return frozenset(open_topics).difference(*(_writable(some, standing) for some in ledgers))
+    return frozenset(open_topics).difference(*(_writable(some, by_list) for some in ledgers))
 
 
-def _writable(ledgers: pa.RecordBatch, standing: Mapping[str, Sequence[ListWrite]]) -> set[str]:
+def _writable(ledgers: pa.RecordBatch, by_list: Mapping[str, Sequence[ListWrite]]) -> set[str]:
     """``owner_names.written_topics`` of those open ledgers that a broker may list yet."""
     stays = [
         not (
             (row["component"], row["cursor"], row["state"]) == (COMPONENT_MANAGED_LEDGER, None, LedgerState.OPEN.name)
-            and any(one.came_before(row["czxid"], row["ctime"]) for one in standing.get(row["managed_ledger"], ()))
+            and any(one.came_before(row["czxid"], row["ctime"]) for one in by_list.get(row["managed_ledger"], ()))
         )
         for row in ledgers.to_pylist()
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
-from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
+from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.runs import control
 from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import injections, queue_faults, states, traps
@@ -248,7 +248,7 @@ class Steps:
         summary, rows = kept[plan_id]
         if random.random() < 0.5:
             other = replace(summary, fingerprint="0" * 32)
-            other = replace(other, digest=plan_deletion.digest(rows, other.to_json()))
+            other = replace(other, digest=deletion_plan.digest(rows, other.to_json()))
         else:
             other = replace(summary, actionable=True, cluster_ledgers=summary.cluster_ledgers + 1)
         kept["other"] = (other, rows)

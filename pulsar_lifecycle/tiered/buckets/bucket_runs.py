@@ -31,8 +31,7 @@ from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.records.tables import OBJECTS
-from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs import plan_checks as plan_deletion
+from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, send_intents
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -285,9 +284,9 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
         now=now,
         valid_for_ms=valid,
     )
-    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
-    some = plan_deletion.within(rows, order.namespaces).slice(0, order.limit or rows.num_rows)
-    plan_deletion.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
+    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
+    some = plan_checks.within(rows, order.namespaces).slice(0, order.limit or rows.num_rows)
+    plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
     return summary, some
 
 

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.deletion import batch, deciding, owner_check
-from pulsar_lifecycle.deletion import workers as on_tasks
+from pulsar_lifecycle.deletion import batch, deciding, owner_check, workers
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
@@ -83,7 +82,7 @@ def _evidence(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
     def working(run: Run, *rest: Any) -> Any:
         return real(replace(run, evidence=change(run.evidence)), *rest)
 
-    with patch.object(on_tasks, "work_off", working):
+    with patch.object(workers, "work_off", working):
         yield
 
 

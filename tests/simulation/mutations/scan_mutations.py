@@ -19,8 +19,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.scan import epochs as scan_epochs
-from pulsar_lifecycle.scan import evidence, history_check, snapshot_inquiry, stored_references
-from pulsar_lifecycle.scan import snapshot_memory as plan_snapshots
+from pulsar_lifecycle.scan import evidence, history_check, snapshot_inquiry, snapshot_memory, stored_references
 from pulsar_lifecycle.scan.neighbours import Neighbours
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.scan.snapshot_memory import Memory
@@ -93,12 +92,12 @@ def time_goes_forward() -> AbstractContextManager[Any]:
 
 def cursors_have_z_nodes() -> AbstractContextManager[Any]:
     """A snapshot whose cursor has no z-node is nobody's."""
-    real = plan_snapshots.before_asking
+    real = snapshot_memory.before_asking
 
     def hasty(*, stored_cursor: bool, **known: Any) -> Memory | None:
         return real(stored_cursor=True, **known) if stored_cursor else Memory.NOTHING
 
-    return patch.object(plan_snapshots, "before_asking", hasty)
+    return patch.object(snapshot_memory, "before_asking", hasty)
 
 
 @contextmanager
@@ -123,13 +122,13 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
 
 def whenever_it_was_loaded() -> AbstractContextManager[Any]:
     """A broker that has no cursor of that name in memory has no snapshot of it, however long it has the topic."""
-    real = plan_snapshots.before_asking
+    real = snapshot_memory.before_asking
 
     def hasty(**known: Any) -> Memory | None:
         found = real(**known)
         return None if found is Memory.LOADED_BEFORE else found
 
-    return patch.object(plan_snapshots, "before_asking", hasty)
+    return patch.object(snapshot_memory, "before_asking", hasty)
 
 
 def losses_counted_by_number() -> AbstractContextManager[Any]:

@@ -27,7 +27,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import GapCode, in_words
 from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
+from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
@@ -182,7 +182,7 @@ class Operator:
         with self.writing_nothing("a plan"):
             summary, rows = deletion_run.make_plan(self.cluster, self.lake.epoch(finished[-1]))
         shuffled = rows.take(pa.array(self.random.sample(range(rows.num_rows), rows.num_rows), pa.int64()))
-        if plan_deletion.digest(shuffled, summary.to_json()) != summary.digest:
+        if deletion_plan.digest(shuffled, summary.to_json()) != summary.digest:
             raise Violation("P11: the digest depends on the order of rows")
         live_then = {i for i in rows.column("ledger_id").to_pylist() if i in world.live()}
         return f"{summary.plan_id}: {rows.num_rows} ledgers, actionable {summary.actionable}" + (

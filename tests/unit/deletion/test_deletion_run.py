@@ -26,7 +26,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.runs import plan_checks as plan_deletion
+from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import BookKeeperSettings, ObjectStoreSettings, Settings
@@ -177,7 +177,7 @@ def test_a_plan_of_such_a_scan_is_refused() -> None:
     summary = SimpleNamespace(plan_id="orphans-e1", epoch_id="e1")
 
     def check(*in_force: tuple[WordKind, str]) -> None:
-        plan_deletion.check_scan(cast("PlanSummary", summary), lambda _: epoch, epoch.started_at, 1, in_force)
+        plan_checks.check_scan(cast("PlanSummary", summary), lambda _: epoch, epoch.started_at, 1, in_force)
 
     check((WordKind.NOT_SHARING, "/west"))
     with refused_by(RefusalCode.WORD_WITHDRAWN, "/west"):
