@@ -131,11 +131,14 @@ def _are_gone(rows: pa.Table, taken: pa.Table) -> bool:
 def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     """How many of a plan's rows its runs are done with, by the plan's rows of the journal.
 
-    Of a load plan topics that were loaded and are unloaded again, need no load any more, or are gone, of a retention
-    plan ledgers that left their topics' lists, of plans of inactive topics and subscriptions those that are gone, of a
-    plan to delete records partitions whose low watermark was raised, of plans of repairs subscriptions that were
-    repaired, of an offload plan ledgers that were offloaded, or copies deleted, of a plan of objects copies and uploads
-    that are gone or were kept, of any other ledgers that a deletion run deleted, found gone, kept or refused.
+    - Load: topics that were loaded and are unloaded again, need no load any more, or are gone.
+    - Retention: ledgers that left their topics' lists.
+    - Inactive topics, inactive subscriptions: those that are gone.
+    - Delete records: partitions whose low watermark was raised.
+    - Repairs: subscriptions that were repaired.
+    - Offload: ledgers that were offloaded, or whose copy in BookKeeper is listed as deleted.
+    - Objects: copies and uploads that are gone or were kept.
+    - Any other: ledgers that a deletion run deleted, found gone, kept or refused.
     """
     match kind_of(plan_id):
         case PlanKind.LOAD:

@@ -2,11 +2,15 @@
 
 These are the compaction cursor's last entry, the index inside schema entries, and what the owner broker holds.
 Belongs here: looking them up through the ports, each answer as a ``StoredReference`` of ``scan/references.py``. Its
-``problem`` says that it could not be read: ``gone`` (the ledger that held it does not exist any more, so
-nobody can read it), ``damaged`` (every replica answered, and none has the entry, or what they have is no such
-entry), ``unanswered`` (its broker does not say what it has in memory of one topic, and answers for another, or
-otherwise for this one) or ``unread`` (not answered: it may be whole). Source: ManagedCursorImpl, CompactedTopicImpl,
-BookkeeperSchemaStorage (4.0.7).
+``problem`` says that it could not be read:
+
+- ``gone``: the ledger that held it does not exist any more, so nobody can read it;
+- ``damaged``: every replica answered, and none has the entry, or what they have is no such entry;
+- ``unanswered``: its broker does not say what it has in memory of one topic, and answers for another, or otherwise for
+  this one;
+- ``unread``: not answered; it may be whole.
+
+Source: ManagedCursorImpl, CompactedTopicImpl, BookkeeperSchemaStorage (4.0.7).
 
 What a lost entry named is its owner's. ``BookkeeperSchemaStorage.addNewSchemaEntryToStore(schemaId, index, ..)`` makes
 a schema's ledgers by ``createLedger(schemaId)``, which tags them with that id, and the index that it writes into an
