@@ -76,11 +76,11 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
 
 def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mapping[str, float]) -> dict[str, Any]:
     """The page: totals, bookies by verdict, and those with the least room first."""
-    known = [one for one in disks if one.said is not None]
+    known = [one for one in disks if one.status is not None]
     verdicts = [one.verdict for one in disks]
     return {
         "dagster/row_count": len(disks),
-        "free bytes": sum(one.said.free for one in known if one.said) if known else "not known",
+        "free bytes": sum(one.status.free for one in known if one.status) if known else "not known",
         "bytes placed by metadata": sum(one.placed.bytes for one in disks),
         "bytes to collect, at least": sum(one.bytes_to_collect or 0 for one in disks),
         "bytes to compact, at most": sum(one.bytes_to_compact or 0 for one in disks),
@@ -110,7 +110,7 @@ def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> lis
 
 def _suspended_too(one: BookieDisk) -> bool:
     """Whether compaction is suspended on a bookie whose verdict is a worse one."""
-    return one.said is not None and (one.said.minor_suspended or one.said.major_suspended)
+    return one.status is not None and (one.status.minor_suspended or one.status.major_suspended)
 
 
 def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResult:
@@ -128,7 +128,7 @@ def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResul
 
 
 def _room(one: BookieDisk) -> float:
-    return one.said.free / one.said.total if one.said and one.said.total else 0.0
+    return one.status.free / one.status.total if one.status and one.status.total else 0.0
 
 
 def _row(one: BookieDisk, days: Mapping[str, float]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _row(one: BookieDisk, days: Mapping[str, float]) -> dict[str, Any]:
         "bookie": one.bookie,
         "verdict": one.verdict.value,
         "detail": one.detail,
-        "free": f"{show.size(one.said.free)} of {show.size(one.said.total)}" if one.said else "",
+        "free": f"{show.size(one.status.free)} of {show.size(one.status.total)}" if one.status else "",
         "fullest disk": f"{fullest:.1%}" if isinstance(fullest, float) else "",
         "entry logs": _size(one.log_bytes),
         "placed by metadata": show.size(one.placed.bytes),

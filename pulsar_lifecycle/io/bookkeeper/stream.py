@@ -38,13 +38,15 @@ _OVERHEAD = 64
 class _Part:
     """``count`` entries from ``first`` on; asked of ``bookie`` now, or read into ``run``.
 
-    ``bookie`` is also who gave the run. ``said`` has the answers of those that could not give the first entry,
-    ``problem`` what that means once none is left to ask. ``reserved``: bytes of the answer that is awaited.
+    ``bookie`` is also who gave the run. ``answers``: of those that could not give the first entry. ``problem``: what
+    they mean once none is left to ask. ``reserved``: bytes of the answer that is awaited.
     """
 
     first: int
     count: int
-    said: dict[str, BookieResponse | LifecycleError] = field(default_factory=dict[str, BookieResponse | LifecycleError])
+    answers: dict[str, BookieResponse | LifecycleError] = field(
+        default_factory=dict[str, BookieResponse | LifecycleError]
+    )
     request: BookieRequest | None = None
     bookie: str = ""
     reserved: int = 0
@@ -163,7 +165,7 @@ class LedgerStream:
 
     def _choose(self, part: _Part) -> str | None:
         """The next bookie to ask; None if all were."""
-        left = [bookie for bookie in self._replicas(part.first) if bookie not in part.said]
+        left = [bookie for bookie in self._replicas(part.first) if bookie not in part.answers]
         if not left:
             return None
         if self._whole:
@@ -180,7 +182,7 @@ class LedgerStream:
         bookie = self._choose(part)
         if bookie is None:
             if part.count == 1:
-                part.problem = nowhere(f"entry {self._ledger_id}:{part.first}", part.said)
+                part.problem = nowhere(f"entry {self._ledger_id}:{part.first}", part.answers)
             else:  # each of its entries has a right to a verdict of its own
                 self._replace(part, _Part(part.first, 1), _Part(part.first + 1, part.count - 1))
             return
@@ -224,7 +226,7 @@ class LedgerStream:
             return
         elif isinstance(answer, LifecycleError) or answer.code != BookieCode.NO_ENTRY:
             self._troubled.add(bookie)
-        part.said[bookie] = answer
+        part.answers[bookie] = answer
         heapq.heappush(self._unasked, part)
 
     def _fill(self, part: _Part, run: entry.EntryRun, bookie: str) -> None:
@@ -261,8 +263,8 @@ class LedgerStream:
         """Ask elsewhere for one entry of a part that was read, and anew for those beside it."""
         self._held -= _size(run)
         self._troubled.add(part.bookie)
-        said = part.said if part.count == 1 else {}
-        parts = [_Part(part.first + index, 1, {**said, part.bookie: problem})]
+        answers = part.answers if part.count == 1 else {}
+        parts = [_Part(part.first + index, 1, {**answers, part.bookie: problem})]
         if index:
             parts.insert(0, _Part(part.first, index))
         if index + 1 < part.count:

@@ -108,7 +108,7 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
         cluster.store(epoch_id, CLIENTS, CONNECTIONS, lambda one: one.to_batches(), [clients])
     elif stored(lake, epoch_id, CLIENTS):
         lake.publish(epoch_id, CLIENTS, [])
-    said, unknown = in_force_now(cluster, namespaces_of(lake, parts))
+    in_force, unknown = in_force_now(cluster, namespaces_of(lake, parts))
     shadows, unread = _shadows(cluster)
     previous = previous_activity(cluster, epoch)
     files = {name: tuple(cluster.parts(epoch_id, name)) for name in _READ}
@@ -117,7 +117,7 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
         share_of(cluster.tasks, cluster.settings),
         lake,
         cluster.connect,
-        said,
+        in_force,
         owners_rules(cluster, epoch, now).of_whole_topics(),
         shadows,
         files,
@@ -129,18 +129,18 @@ def build_activity(cluster: Cluster, epoch: Epoch) -> ActivityReport:
     # A table's parts are in the order of their pieces.
     pieces = list(zip(parts, cluster.parts(epoch_id, CURSORS), strict=True))
     cluster.store(epoch_id, TOPIC_TABLE, TOPIC_ACTIVITY, reading.topics, pieces)
-    found = _inactive(cluster, epoch, pieces, choice_of(cluster.settings, said))
+    found = _inactive(cluster, epoch, pieces, choice_of(cluster.settings, in_force))
     problems, disagreeing = _partitions(cluster, epoch_id)
     for name, rows in zip((IDLE_TOPICS, IDLE_CURSORS, DISAGREEING), (*found, disagreeing), strict=True):
         cluster.store(epoch_id, name, rows.schema, lambda one: one.to_batches(), [rows])
     unread = (*unreached, *unknown, *unread, *problems)
-    return ActivityReport(*found, disagreeing, previous, unread, said.undecodable)
+    return ActivityReport(*found, disagreeing, previous, unread, in_force.undecodable)
 
 
 _READ = ("managed_cursors", "bookkeeper_ledgers", "topics")
 
 
-def choice_of(settings: Settings, said: InForceNow) -> InactivityChoice:
+def choice_of(settings: Settings, in_force: InForceNow) -> InactivityChoice:
     """The settings' word on what is inactive and what of it may be deleted."""
     own = settings.inactivity
     return InactivityChoice(
@@ -148,10 +148,10 @@ def choice_of(settings: Settings, said: InForceNow) -> InactivityChoice:
         frozenset(own.topics),
         frozenset(own.subscriptions),
         frozenset(own.kept_subscriptions),
-        said.system_cursors,
-        said.replicator,
-        said.functions,
-        said.owners_keep,
+        in_force.system_cursors,
+        in_force.replicator,
+        in_force.functions,
+        in_force.owners_keep,
     )
 
 
@@ -221,7 +221,7 @@ class _Reading:
     settings: Settings
     lake: Lake
     connect: Connect
-    said: InForceNow
+    in_force: InForceNow
     context: Context
     shadows: ShadowSources
     files: dict[str, tuple[str, ...]]
@@ -258,10 +258,10 @@ class _Reading:
         listed = listed.append_column("loaded_at", _last_had(listed, ledgers))
         before = self._before(TOPIC_TABLE, TOPIC_ACTIVITY, own)
         clients = self._clients(listed)
-        replicated = by_topic(listed, self.said.replicated)
+        replicated = by_topic(listed, self.in_force.replicated)
         yield from topic_activity(
             listed.append_column("replicated", pc.cast(replicated, pa.bool_())),
-            inputs, cursors, clients, before, self.now, self.said.replicator,
+            inputs, cursors, clients, before, self.now, self.in_force.replicator,
         ).to_batches()  # fmt: skip
 
     def _listed(self, part: str) -> pa.Table:
@@ -285,7 +285,7 @@ class _Reading:
     def _inputs(self, listed: pa.Table, positions: pa.Table) -> tuple[pa.Table, pa.Table]:
         asked = pc.field("ledger_id").isin(asked_of_bookkeeper(listed))
         ledgers = _table(self.lake, self.files["bookkeeper_ledgers"], BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
-        return retention_topics(listed, positions, ledgers, self.said.retention, self.context), ledgers
+        return retention_topics(listed, positions, ledgers, self.in_force.retention, self.context), ledgers
 
     def _clients(self, listed: pa.Table) -> Clients:
         names = whole(listed.column("topic"))

@@ -138,7 +138,7 @@ ones that metadata places there no more, at least: what was written since the la
 
 @dataclass(frozen=True, slots=True)
 class BookieDisk:
-    """What is known of one bookie, and the verdict; ``said`` is None where it did not answer.
+    """What is known of one bookie, and the verdict; ``status`` is None where it did not answer.
 
     ``unplaced``: ledgers of the cluster whose bookies nobody knows. Any of them may be there.
     """
@@ -146,7 +146,7 @@ class BookieDisk:
     bookie: str
     verdict: DiskVerdict
     placed: Placed
-    said: BookieStatus | None
+    status: BookieStatus | None
     detail: str = ""
     asked_at: int = 0
     unplaced: int = 0
@@ -154,14 +154,14 @@ class BookieDisk:
     @property
     def live_bytes(self) -> int | None:
         """Bytes in its entry logs of ledgers that existed at its last collection; None where there was none yet."""
-        if self.said is None or self.said.directories is None or not self.said.collected:
+        if self.status is None or self.status.directories is None or not self.status.collected:
             return None
-        return sum(one.live_bytes for one in self.said.directories)
+        return sum(one.live_bytes for one in self.status.directories)
 
     @property
     def log_bytes(self) -> int | None:
         """Bytes of its entry logs that are written to no more, at most: a log is closed at ``logSizeLimit``."""
-        return None if self.said is None or self.said.directories is None else log_bytes(self.said)
+        return None if self.status is None or self.status.directories is None else log_bytes(self.status)
 
     @property
     def bytes_to_collect(self) -> int | None:
@@ -175,19 +175,19 @@ class BookieDisk:
 
     def row(self) -> dict[str, object]:
         """A row of ``BOOKIE_DISK``."""
-        said, directories = self.said, (self.said.directories if self.said else None)
-        known = directories if said and said.collected else None
+        status, directories = self.status, (self.status.directories if self.status else None)
+        known = directories if status and status.collected else None
         return {
             "bookie": self.bookie,
             "verdict": self.verdict.value,
             "detail": self.detail,
-            "total": said and said.total,
-            "free": said and said.free,
-            "fullest": said and fullest(said),
-            "read_only_above": said and number(said, "diskUsageThreshold"),
+            "total": status and status.total,
+            "free": status and status.free,
+            "fullest": status and fullest(status),
+            "read_only_above": status and number(status, "diskUsageThreshold"),
             "directories": None if directories is None else [_directory(one) for one in directories],
-            "entry_log_ids": said and list(said.entry_log_ids),
-            "entry_logs": None if said is None or directories is None else closed_logs(said),
+            "entry_log_ids": status and list(status.entry_log_ids),
+            "entry_logs": None if status is None or directories is None else closed_logs(status),
             "log_bytes": self.log_bytes,
             "live_bytes": self.live_bytes,
             "ledgers_stored": None if known is None else sum(one.ledgers for one in known),
@@ -208,19 +208,19 @@ def _directory(one: LedgerDirectory) -> dict[str, object]:
 
 def judge(
     registered: Mapping[str, bool],
-    said: Mapping[str, BookieStatus | LifecycleError],
+    answers: Mapping[str, BookieStatus | LifecycleError],
     placement: Placement,
     now: int,
     asked: Mapping[str, int] = MappingProxyType({}),
 ) -> list[BookieDisk]:
     """Every bookie that is registered or that metadata places a ledger on, by id.
 
-    ``registered``: bookie -> whether as read-only. ``said``: what each of them answered, and ``asked`` when (ms), at
+    ``registered``: bookie -> whether as read-only. ``answers``: what each of them answered, and ``asked`` when (ms), at
     ``now`` where that does not say.
     """
     found: list[BookieDisk] = []
     for bookie in sorted({*registered, *placement.bookies}):
-        answer, at = said.get(bookie), asked.get(bookie, now)
+        answer, at = answers.get(bookie), asked.get(bookie, now)
         placed = placement.bookies.get(bookie, Placed())
         if bookie not in registered:
             found.append(BookieDisk(bookie, DiskVerdict.NOT_REGISTERED, placed, None, asked_at=at))
@@ -233,51 +233,51 @@ def judge(
     return found
 
 
-def fullest(said: BookieStatus) -> float | None:
+def fullest(status: BookieStatus) -> float | None:
     """The share in use of its fullest ledger disk, of all of them where it does not say more.
 
     It says 0 of a disk until it has looked at it, each ``diskCheckInterval``.
     """
-    usages = [one.usage for one in said.directories or () if one.usage]
+    usages = [one.usage for one in status.directories or () if one.usage]
     if usages:
         return max(usages)
-    return (said.total - said.free) / said.total if said.total > 0 else None
+    return (status.total - status.free) / status.total if status.total > 0 else None
 
 
-def closed_logs(said: BookieStatus) -> int:
+def closed_logs(status: BookieStatus) -> int:
     """Its entry logs that are written to no more: as of its last collection, less what it has deleted since."""
-    now = max(0, said.entry_log_files - len(said.directories or ()))  # one of each directory is being written
-    return min(now, sum(one.entry_logs for one in said.directories or ())) if said.collected else now
+    now = max(0, status.entry_log_files - len(status.directories or ()))  # one of each directory is being written
+    return min(now, sum(one.entry_logs for one in status.directories or ())) if status.collected else now
 
 
-def log_bytes(said: BookieStatus) -> int:
+def log_bytes(status: BookieStatus) -> int:
     """What :func:`closed_logs` take, at most."""
-    return min(closed_logs(said) * largest_log(said), said.total - said.free)
+    return min(closed_logs(status) * largest_log(status), status.total - status.free)
 
 
-def largest_log(said: BookieStatus) -> int:
+def largest_log(status: BookieStatus) -> int:
     """What one of its entry logs takes, at most.
 
     Live bytes beyond that prove that some were closed by a larger ``logSizeLimit`` than now.
     """
-    limit = int(number(said, "logSizeLimit"))
-    live = sum(one.live_bytes for one in said.directories or ()) if said.collected else 0
-    return LARGEST_LOG if live > closed_logs(said) * limit else limit
+    limit = int(number(status, "logSizeLimit"))
+    live = sum(one.live_bytes for one in status.directories or ()) if status.collected else 0
+    return LARGEST_LOG if live > closed_logs(status) * limit else limit
 
 
 LARGEST_LOG = 1 << 30
 """``BookKeeperConstants.MAX_LOG_SIZE_LIMIT``: a bookie with a larger ``logSizeLimit`` does not start."""
 
 
-def configured(said: BookieStatus, name: str) -> str:
+def configured(status: BookieStatus, name: str) -> str:
     """A setting of a bookie (one of ``DEFAULTS``), as text: what its file says, else BookKeeper's default."""
-    return said.configuration.get(name, DEFAULTS[name])
+    return status.configuration.get(name, DEFAULTS[name])
 
 
-def number(said: BookieStatus, name: str) -> float:
+def number(status: BookieStatus, name: str) -> float:
     """As :func:`configured`; the default where the file has no number, which no bookie starts with."""
     try:
-        return float(configured(said, name))
+        return float(configured(status, name))
     except ValueError:
         return float(DEFAULTS[name])
 
@@ -288,56 +288,56 @@ def _no_answer(error: LifecycleError | None) -> DiskVerdict:
     return DiskVerdict.NO_HTTP_SERVER if isinstance(error, NotFound) else DiskVerdict.UNANSWERED
 
 
-def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[DiskVerdict, str]:
-    full = fullest(said) or 0.0
-    warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
-    space, why = waits_for(disk, said)
+def _verdict(disk: BookieDisk, status: BookieStatus, read_only: bool) -> tuple[DiskVerdict, str]:
+    full = fullest(status) or 0.0
+    warn, limit = number(status, "diskUsageWarnThreshold"), number(status, "diskUsageThreshold")
+    space, why = waits_for(disk, status)
     also = "" if space == DiskVerdict.NOTHING_TO_FREE else f"; {space.value}: {why}" if why else f"; {space.value}"
-    kinds = [name for name, is_so in (("minor", said.minor_suspended), ("major", said.major_suspended)) if is_so]
+    kinds = [name for name, is_so in (("minor", status.minor_suspended), ("major", status.major_suspended)) if is_so]
     by = "over the HTTP API" if full < warn else "by itself as its disk is full, or over the HTTP API"
     suspended = f"{' and '.join(kinds)} compaction, {by}" if kinds else ""
-    if read_only or said.read_only:
+    if read_only or status.read_only:
         too = f"; suspended: {suspended}" if suspended else ""
         return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{too}{also}"
     if suspended:
         return DiskVerdict.SUSPENDED, f"{suspended}{also}"
-    if any(one.running for one in said.compactions) or said.collecting:
+    if any(one.running for one in status.compactions) or status.collecting:
         return DiskVerdict.COMPACTING, ""
     if full >= warn:
         return DiskVerdict.SUSPENDED, f"its fullest disk is at {full:.1%}, diskUsageWarnThreshold is {warn:.1%}{also}"
     return space, why
 
 
-def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
+def waits_for(disk: BookieDisk, status: BookieStatus) -> tuple[DiskVerdict, str]:
     """What the space that could be freed waits for, whatever stops the bookie from freeing it."""
-    if said.directories is None:
-        storage = configured(said, "ledgerStorageClass").rpartition(".")[2]
-        if said.configuration.get("statsProviderClass") and storage != "DbLedgerStorage":
+    if status.directories is None:
+        storage = configured(status, "ledgerStorageClass").rpartition(".")[2]
+        if status.configuration.get("statsProviderClass") and storage != "DbLedgerStorage":
             return (
                 DiskVerdict.NO_METRICS,
                 f"its ledgerStorageClass is {storage}: only DbLedgerStorage has metrics by ledger directory",
             )
-        if said.configuration.get("statsProviderClass"):
+        if status.configuration.get("statsProviderClass"):
             text = (
                 "its configuration has a statsProviderClass, and /metrics has no ledger directory: does a proxy answer?"
             )
             return DiskVerdict.NO_METRICS, text
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
-    if not said.collected:
-        return DiskVerdict.NOT_COLLECTED, f"it collects every {number(said, 'gcWaitTime') / 60_000:g} min"
-    stored = sum(one.ledgers for one in said.directories)
+    if not status.collected:
+        return DiskVerdict.NOT_COLLECTED, f"it collects every {number(status, 'gcWaitTime') / 60_000:g} min"
+    stored = sum(one.ledgers for one in status.directories)
     deleted, beyond = stored - disk.placed.ledgers - disk.unplaced, disk.bytes_to_collect or 0
     if deleted > 0:
-        wait = number(said, "gcWaitTime") / 60_000
+        wait = number(status, "gcWaitTime") / 60_000
         return DiskVerdict.WAITS_FOR_GC, f"{deleted} ledgers; it collects every {wait:g} min"
-    if stored > disk.placed.ledgers - disk.placed.unsized and beyond > number(said, "logSizeLimit"):
+    if stored > disk.placed.ledgers - disk.placed.unsized and beyond > number(status, "logSizeLimit"):
         unread = f", or of the {disk.unplaced} that cannot be read" if disk.unplaced else ""
         text = f"{beyond >> 30} GiB of deleted ledgers, or of the {disk.placed.unsized} that are open{unread}"
         return DiskVerdict.MAY_WAIT_FOR_GC, text
-    minor, major = (number(said, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
+    minor, major = (number(status, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
     live, held = disk.live_bytes or 0, disk.log_bytes or 0
-    if to_compact(said):
-        hours = number(said, "minorCompactionInterval") / 3600, number(said, "majorCompactionInterval") / 3600
+    if to_compact(status):
+        hours = number(status, "minorCompactionInterval") / 3600, number(status, "majorCompactionInterval") / 3600
         return (
             DiskVerdict.WAITS_FOR_COMPACTION,
             f"about {live / held:.0%} of its entry logs is live; logs below {minor:.0%} are compacted every "
@@ -347,15 +347,15 @@ def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     if not stored and closed:
         text = f"its index had no ledger at its last collection, metadata places {closed} closed ones there now"
         return DiskVerdict.NOTHING_TO_FREE, f"{text}: written since, or lost"
-    lacks = disk.placed.bytes - 2 * live > 10 * number(said, "logSizeLimit")
+    lacks = disk.placed.bytes - 2 * live > 10 * number(status, "logSizeLimit")
     text = "it had {} GiB live at its last collection, metadata places {} GiB there now: written since, or lost"
     return DiskVerdict.NOTHING_TO_FREE, text.format(live >> 30, disk.placed.bytes >> 30) if lacks else ""
 
 
-def to_compact(said: BookieStatus) -> int:
+def to_compact(status: BookieStatus) -> int:
     """Bytes that a major compaction could free, at most; 0 where its logs are too live on the whole, or not known."""
-    if said.directories is None or not said.collected:
+    if status.directories is None or not status.collected:
         return 0
-    live, held = sum(one.live_bytes for one in said.directories), log_bytes(said)
-    enough = held - live > number(said, "logSizeLimit") and live < number(said, "majorCompactionThreshold") * held
+    live, held = sum(one.live_bytes for one in status.directories), log_bytes(status)
+    enough = held - live > number(status, "logSizeLimit") and live < number(status, "majorCompactionThreshold") * held
     return held - live if enough else 0

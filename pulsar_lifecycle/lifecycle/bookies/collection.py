@@ -143,14 +143,14 @@ class Progress:
     live_bytes: int | None
 
     @classmethod
-    def of(cls, said: BookieStatus) -> Progress:
+    def of(cls, status: BookieStatus) -> Progress:
         """As a bookie says it. Free bytes are not looked at: clients write all the time."""
-        directories = said.directories
+        directories = status.directories
         return cls(
-            tuple(one.minors for one in said.compactions),
-            tuple(one.majors for one in said.compactions),
-            tuple(one.running for one in said.compactions),
-            said.entry_log_ids,
+            tuple(one.minors for one in status.compactions),
+            tuple(one.majors for one in status.compactions),
+            tuple(one.running for one in status.compactions),
+            status.entry_log_ids,
             None if directories is None else sum(one.live_bytes for one in directories),
         )
 
@@ -178,9 +178,9 @@ NAMED = 10
 """Entry logs that a reason names."""
 
 
-def counters(said: BookieStatus) -> list[tuple[int, int]]:
+def counters(status: BookieStatus) -> list[tuple[int, int]]:
     """How many minor and major compactions each ledger directory has had since the bookie started."""
-    return [(one.minors, one.majors) for one in said.compactions]
+    return [(one.minors, one.majors) for one in status.compactions]
 
 
 def compacted(told: BookieStatus, now: BookieStatus, *, major: bool) -> bool:
@@ -194,7 +194,7 @@ def collected_since(told: BookieStatus, now: BookieStatus) -> bool | None:
 
     A forced one is counted before the bookie says that it is through.
     """
-    counts = [{one.path: one.collections for one in said.directories or ()} for said in (told, now)]
+    counts = [{one.path: one.collections for one in status.directories or ()} for status in (told, now)]
     if not counts[0] or counts[0].keys() != counts[1].keys():
         return None
     pairs = [(counts[0][path], counts[1][path]) for path in counts[0]]
@@ -212,9 +212,9 @@ def in_gone_logs(before: BookieStatus, now: BookieStatus) -> int:
     return len(gone) * largest_log(before)
 
 
-def is_at_it(said: BookieStatus) -> bool:
+def is_at_it(status: BookieStatus) -> bool:
     """Whether a bookie collects or compacts now."""
-    return said.collecting or any(one.running for one in said.compactions)
+    return status.collecting or any(one.running for one in status.compactions)
 
 
 def restarted(first: BookieStatus, before: BookieStatus, now: BookieStatus) -> bool:
@@ -226,25 +226,25 @@ def restarted(first: BookieStatus, before: BookieStatus, now: BookieStatus) -> b
     pairs = zip(before.compactions, now.compactions, strict=False)
     if any(then.minors > since.minors or then.majors > since.majors for then, since in pairs):
         return True
-    times = [[(one.last_minor, one.last_major) for one in said.compactions] for said in (first, now)]
+    times = [[(one.last_minor, one.last_major) for one in status.compactions] for status in (first, now)]
     return counters(first) == counters(now) and times[0] != times[1] and not is_at_it(now)
 
 
 def remedies(one: BookieDisk) -> list[str]:
     """Settings of a bookie that keep it from freeing its disks, and what to set instead."""
-    said = one.said
-    if said is None:
+    status = one.status
+    if status is None:
         return []
     found: list[str] = []
     for kind in ("minor", "major"):
-        if number(said, f"{kind}CompactionThreshold") <= 0:
+        if number(status, f"{kind}CompactionThreshold") <= 0:
             found.append(f"{kind} compaction is off: set {kind}CompactionThreshold and {kind}CompactionInterval")
-        elif number(said, f"{kind}CompactionInterval") <= 0 and configured(said, "forceAllowCompaction") != "true":
+        elif number(status, f"{kind}CompactionInterval") <= 0 and configured(status, "forceAllowCompaction") != "true":
             found.append(
                 f"{kind} compaction is off: set {kind}CompactionInterval, or forceAllowCompaction=true and launch"
             )
-    full = fullest(said) or 0.0
-    warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
+    full = fullest(status) or 0.0
+    warn, limit = number(status, "diskUsageWarnThreshold"), number(status, "diskUsageThreshold")
     raised = min(0.999, full + 0.005)
     if full >= max(limit, raised):
         found.append(
@@ -262,13 +262,13 @@ def remedies(one: BookieDisk) -> list[str]:
             f"a disk is at {full:.1%}, above diskUsageWarnThreshold={warn:g}: the bookie's own major compaction rests "
             "until it is below; a forced one does not"
         )
-    if said.minor_suspended or said.major_suspended:
+    if status.minor_suspended or status.major_suspended:
         found.append(
             "compaction is suspended, by an operator or by a full disk: PUT /api/v1/bookie/gc/resume_compaction with "
             '{"resumeMajor": true, "resumeMinor": true}'
         )
-    if to_compact(said) and configured(said, "isThrottleByBytes") != "true":
-        rate = int(number(said, "compactionRateByEntries"))
+    if to_compact(status) and configured(status, "isThrottleByBytes") != "true":
+        rate = int(number(status, "compactionRateByEntries"))
         found.append(
             f"compaction writes compactionRateByEntries={rate} entries a second, however small: isThrottleByBytes=true "
             "makes it compactionRateByBytes, whose default of 1000000 takes 18 minutes for a log of 1 GiB"
@@ -281,18 +281,18 @@ def _choice(one: BookieDisk, min_bytes: int) -> tuple[CollectionChoice, int | No
 
     So it does where a bookie has not collected since its start: it could free at most what is not placed there.
     """
-    if one.said is None or one.log_bytes is None:
+    if one.status is None or one.log_bytes is None:
         return CollectionChoice.UNKNOWN_DISK, None, one.verdict
-    gone = waits_for(one, one.said)[0] in (DiskVerdict.WAITS_FOR_GC, DiskVerdict.MAY_WAIT_FOR_GC)
-    free = to_compact(one.said) + (one.bytes_to_collect or 0 if gone else 0)
-    if not one.said.collected:
+    gone = waits_for(one, one.status)[0] in (DiskVerdict.WAITS_FOR_GC, DiskVerdict.MAY_WAIT_FOR_GC)
+    free = to_compact(one.status) + (one.bytes_to_collect or 0 if gone else 0)
+    if not one.status.collected:
         free = max(0, one.log_bytes - one.placed.bytes)
-    if is_at_it(one.said):
+    if is_at_it(one.status):
         return CollectionChoice.AT_IT, free, one.verdict
     return CollectionChoice.COLLECT if free >= min_bytes else CollectionChoice.LITTLE_TO_FREE, free, one.verdict
 
 
 def _room(one: BookieDisk) -> float:
     """The share that is free on its fullest disk."""
-    used = fullest(one.said) if one.said else None
+    used = fullest(one.status) if one.status else None
     return 1.0 - used if used is not None else 1.0

@@ -126,18 +126,18 @@ class _Watched:
 
     before: BookieStatus
     told: BookieStatus
-    said: BookieStatus
+    status: BookieStatus
     major: bool
     moved_at: int
     began: bool = False
     error: LifecycleError | None = None
 
-    def take(self, said: BookieStatus, now: int) -> None:
+    def take(self, status: BookieStatus, now: int) -> None:
         """What it says at ``now`` (ms)."""
         self.error = None
-        if Progress.of(said) != Progress.of(self.said):
+        if Progress.of(status) != Progress.of(self.status):
             self.moved_at = now
-        self.said = said
+        self.status = status
 
 
 @dataclass
@@ -204,11 +204,11 @@ class CollectionRun:
     def _watch_beside(self, bookie: str) -> None:
         failure: LifecycleError | None = None
         try:
-            said = self.bookies.status(bookie)
+            status = self.bookies.status(bookie)
         except LifecycleError as error:
-            said, failure = _nothing_said(bookie), error
-        major = any(one.major for one in said.compactions)
-        self._beside[bookie] = _Watched(said, said, said, major, self.clock.now_ms(), error=failure)
+            status, failure = _nothing_said(bookie), error
+        major = any(one.major for one in status.compactions)
+        self._beside[bookie] = _Watched(status, status, status, major, self.clock.now_ms(), error=failure)
 
     def _other_rack(self, rack: str) -> str:
         """A bookie that may hold copies of what a rack's have, and is at it without this run's word; empty if none.
@@ -219,14 +219,14 @@ class CollectionRun:
             if self._rack(bookie) == rack != DEFAULT_RACK:
                 continue
             try:
-                said = self.bookies.status(bookie)
+                status = self.bookies.status(bookie)
             except LifecycleError as error:
                 one.error = error
                 return bookie
-            if not is_at_it(said):
+            if not is_at_it(status):
                 del self._beside[bookie]
                 continue
-            one.take(said, self.clock.now_ms())
+            one.take(status, self.clock.now_ms())
             return bookie
         return ""
 
@@ -263,12 +263,12 @@ class CollectionRun:
         watched: dict[str, _Watched] = {}
         for bookie in wave:
             try:
-                said = self.bookies.status(bookie)
+                status = self.bookies.status(bookie)
             except LifecycleError as error:
                 self._end(bookie, Outcome.UNANSWERED, Why(Outcome.UNANSWERED, str(error)))
                 continue
-            one = _Watched(said, said, said, False, self.clock.now_ms())
-            if is_at_it(said):
+            one = _Watched(status, status, status, False, self.clock.now_ms())
+            if is_at_it(status):
                 self._beside[bookie] = one
                 self._end(bookie, Outcome.LEFT_AT_IT, Why(Outcome.LEFT_AT_IT, "it was at it already"), one)
             elif why := self._tell(bookie, one):
@@ -289,19 +289,19 @@ class CollectionRun:
         """Ask each of them once; those that are through are watched no more."""
         for bookie, one in list(watched.items()):
             try:
-                said = self.bookies.status(bookie)
+                status = self.bookies.status(bookie)
             except LifecycleError as error:  # away or busy: the list of bookies says which, and patience ends
-                said, one.error = None, error
-            if said is not None:
-                anew = restarted(one.before, one.said, said)
-                one.began |= is_at_it(said)
-                one.take(said, self.clock.now_ms())
+                status, one.error = None, error
+            if status is not None:
+                anew = restarted(one.before, one.status, status)
+                one.began |= is_at_it(status)
+                one.take(status, self.clock.now_ms())
                 if anew:
                     why = Why(Outcome.RESTARTED, "launch the job again")
                     self._end(bookie, Outcome.RESTARTED, why, watched.pop(bookie))
-                elif not is_at_it(said):
+                elif not is_at_it(status):
                     self._next(bookie, watched)
-                elif stop := self._slow(bookie, said):
+                elif stop := self._slow(bookie, status):
                     return stop
             if bookie in watched and (stop := self._stalled(bookie, one)):
                 return stop
@@ -310,8 +310,8 @@ class CollectionRun:
     def _next(self, bookie: str, watched: dict[str, _Watched]) -> None:
         """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
         one = watched[bookie]
-        ran = compacted(one.told, one.said, major=one.major)
-        uncounted = collected_since(one.told, one.said) is False
+        ran = compacted(one.told, one.status, major=one.major)
+        uncounted = collected_since(one.told, one.status) is False
         if uncounted or not (ran or one.began):
             why = Why(CollectionEnd.BEGIN_UNKNOWN, f"whether it began a {_kind(one.major)} compaction is not known")
             if uncounted and one.began:
@@ -324,11 +324,11 @@ class CollectionRun:
             return
         code: StrEnum = Outcome.COLLECTED if ran else CollectionEnd.NOT_COMPACTED
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
-        if not one.major and one.said.directories is None:
+        if not one.major and one.status.directories is None:
             code = CollectionEnd.MAJOR_UNKNOWN if ran else code
             text += "; whether a major one would free much is not known: /metrics has no ledger directory any more"
-        much = to_compact(one.said) >= self.settings.min_bytes
-        if one.major and ran and much and not in_gone_logs(one.before, one.said):
+        much = to_compact(one.status) >= self.settings.min_bytes
+        if one.major and ran and much and not in_gone_logs(one.before, one.status):
             code = CollectionEnd.NO_LOG_WENT
             text += "; yet no entry log is gone: had it no room, its own log says `Error compacting entry log`"
         if one.major or not ran or not much:
@@ -339,11 +339,11 @@ class CollectionRun:
             why = why.put(f"{text}; the major one was not begun: {why}")
             self._end(bookie, Outcome.COLLECTED, why, watched.pop(bookie))
 
-    def _slow(self, bookie: str, said: BookieStatus) -> Why | None:
+    def _slow(self, bookie: str, status: BookieStatus) -> Why | None:
         limit = self.settings.max_add_latency * 1000
-        if said.add_latency_ms is None or said.add_latency_ms <= limit:
+        if status.add_latency_ms is None or status.add_latency_ms <= limit:
             return None
-        text = f"{bookie}: adds take {said.add_latency_ms:.0f} ms, collection.max_add_latency is {limit:.0f} ms"
+        text = f"{bookie}: adds take {status.add_latency_ms:.0f} ms, collection.max_add_latency is {limit:.0f} ms"
         return Why(StopReason.SLOW_ADDS, text)
 
     def _stalled(self, bookie: str, one: _Watched) -> Why | None:
@@ -353,9 +353,9 @@ class CollectionRun:
         if one.error:
             text = f"{bookie}: no progress was seen for {_long(still)}, as it does not answer: {one.error}"
             return Why(StopReason.STALLED, text)
-        at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
+        at = ", ".join(str(number) for number, each in enumerate(one.status.compactions) if each.running)
         where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at else ""
-        log = f" {logs}." if (logs := standing_on(one.before, one.said)) else ""
+        log = f" {logs}." if (logs := standing_on(one.before, one.status)) else ""
         text = (
             f"{bookie}: {_kind(one.major)} compaction shows no progress for {_long(still)}{where}.{log} Its "
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
@@ -365,7 +365,7 @@ class CollectionRun:
     def _tell(self, bookie: str, one: _Watched) -> Why | None:
         """Have it collect; why it does not, None if it may: one whose answer got lost is watched as well."""
         self._note(bookie, Outcome.COLLECTING, Why(Outcome.COLLECTING, f"{_kind(one.major)} compaction"))
-        one.told, one.began = one.said, False
+        one.told, one.began = one.status, False
         try:
             self.bookies.collect(bookie, major=one.major)
             one.began = True
@@ -385,8 +385,8 @@ class CollectionRun:
     def _note(self, bookie: str, outcome: Outcome, why: Why, one: _Watched | None = None) -> None:
         detail = BookieTold(bookie)
         if one:
-            logs = (one.before.entry_log_files, one.said.entry_log_files)
-            detail = BookieTold(bookie, (one.before.free, one.said.free), logs)
+            logs = (one.before.entry_log_files, one.status.entry_log_files)
+            detail = BookieTold(bookie, (one.before.free, one.status.free), logs)
         freed = _freed(outcome, one)
         about = Subject(-1, "Bookie", "", freed, details=(detail,))
         step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
@@ -399,9 +399,9 @@ def _freed(outcome: Outcome, one: _Watched | None) -> int:
 
     One that was started anew may have other disks.
     """
-    if one is None or outcome is Outcome.RESTARTED or one.said.total != one.before.total:
+    if one is None or outcome is Outcome.RESTARTED or one.status.total != one.before.total:
         return 0
-    return min(max(0, one.said.free - one.before.free), in_gone_logs(one.before, one.said))
+    return min(max(0, one.status.free - one.before.free), in_gone_logs(one.before, one.status))
 
 
 def _long(ms: int) -> str:
