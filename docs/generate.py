@@ -6,14 +6,11 @@ setting, command, job or code, which stand where the thing is defined. What is r
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from types import ModuleType
 from typing import Any, get_args
 
@@ -26,9 +23,9 @@ from pydantic.fields import FieldInfo
 
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import app
+from pulsar_lifecycle.inspect.meanings import CODES, documented, load, members, text
 from pulsar_lifecycle.journal.metrics import METRICS
 from pulsar_lifecycle.journal.prometheus import PREFIX
-from pulsar_lifecycle.records.outcomes import WAITS_FOR, Waiting
 from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.setting_types import parse_duration
 from pulsar_lifecycle.settings import Settings
@@ -69,60 +66,6 @@ SOURCES = (
 
 CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tables.CENSUS")
 
-ENUMS = (
-    ("What a journal row is about", "pulsar_lifecycle.records.outcomes.Action"),
-    ("Which part of it", "pulsar_lifecycle.records.outcomes.Phase"),
-    ("What became of it", "pulsar_lifecycle.records.outcomes.Outcome"),
-    ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
-    ("Why a launch is refused", "pulsar_lifecycle.records.refusals.RefusalCode"),
-    ("Whether a plan is applied by itself", "pulsar_lifecycle.runs.automation_rule.AutomationCode"),
-    ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
-    ("Why a deletion run stopped itself", "pulsar_lifecycle.deletion.workers.StopCode"),
-    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),
-    ("Why an offload plan does that", "pulsar_lifecycle.records.plans.offload_plan.OffloadCode"),
-    ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
-    ("Where an intent stands that has no final outcome", "pulsar_lifecycle.journal.intents.IntentState"),
-    ("Problems of a scanned row", "pulsar_lifecycle.records.tables.Problem"),
-    ("How a scan knows whether a topic is loaded", "pulsar_lifecycle.records.topic_load.LoadReason"),
-    ("Findings of a scan", "pulsar_lifecycle.records.findings.Finding"),
-    ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
-    ("What retention says of a ledger", "pulsar_lifecycle.lifecycle.verdicts.RetentionVerdict"),
-    ("Why a ledger is on the bookies' disks", "pulsar_lifecycle.lifecycle.reasons.Reason"),
-    ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
-    ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
-    ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
-    ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.UseEvidence"),
-    ("What keeps an inactive topic or subscription", "pulsar_lifecycle.records.plans.inactive_plan.InactiveKept"),
-    ("Why records of a partition are not deleted", "pulsar_lifecycle.records.plans.delete_records_plan.RecordsError"),
-    ("How partitions and metadata disagree", "pulsar_lifecycle.lifecycle.activity.partition_check.PartitionFinding"),
-    ("What is wrong with a delayed index", "pulsar_lifecycle.delayed_index.stored.index_codes.IndexFinding"),
-    ("What that does to messages", "pulsar_lifecycle.delayed_index.stored.index_codes.Harm"),
-    ("Why a bucket cannot be read", "pulsar_lifecycle.delayed_index.stored.index_codes.BucketProblem"),
-    ("What a repair does to buckets", "pulsar_lifecycle.delayed_index.repair.levels.RepairLevel"),
-    ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
-    ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),
-    ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),
-    ("What `explain` answers", "pulsar_lifecycle.inspect.explain_codes.Verdict"),
-    ("Why `explain` answers so", "pulsar_lifecycle.inspect.explain_codes.ExplainCode"),
-    ("What `offload status` rests on", "pulsar_lifecycle.inspect.offload_status.OffloadStateCode"),
-    ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.ObjectKind"),
-    ("What a plan of a bucket does with it", "pulsar_lifecycle.tiered.buckets.bucket_rules.SweepAction"),
-    ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
-    ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
-    ("Why a ledger is not closed", "pulsar_lifecycle.lifecycle.held.open_ledgers.OpenCause"),
-    ("What holds a cursor", "pulsar_lifecycle.inspect.cursor_holds.CursorHold"),
-    ("What takes a backlog away", "pulsar_lifecycle.lifecycle.held.backlog.BacklogEnds"),
-    ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookies.bookie_disk.DiskVerdict"),
-    ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionChoice"),
-    ("How a bookie's collection ended", "pulsar_lifecycle.lifecycle.bookies.collection.CollectionEnd"),
-    ("What stops a collection run", "pulsar_lifecycle.lifecycle.bookies.collection.StopReason"),
-    ("What an answer of delete records lacks", "pulsar_lifecycle.delete_records.request.Lacks"),
-    ("What an answer of delete records does not tell", "pulsar_lifecycle.delete_records.request.NotAsked"),
-    ("Where a ledger still is whose records were deleted", "pulsar_lifecycle.delete_records.absence.Presence"),
-    ("Why a position or a time is not answered", "pulsar_lifecycle.delete_records.times.time_offsets.OffsetProblem"),
-    ("The operator's words", "pulsar_lifecycle.words.WordKind"),
-)
-
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """MkDocs asks for the Markdown of a page: put in what the code says. Raises KeyError for an unknown part."""
@@ -130,32 +73,6 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------- docstrings and tables
-
-
-def load(name: str) -> Any:
-    """What a dotted name means: a module or something in one."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
-
-
-def documented(where: ModuleType | type) -> dict[str, str]:
-    """Name -> the string that stands right below its assignment, in the order of the source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(where))).body
-    if isinstance(where, type) and isinstance(body[0], ast.ClassDef):
-        body = body[0].body
-    found: dict[str, str] = {}
-    for statement, below in zip(body, [*body[1:], ast.Pass()], strict=True):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-        if isinstance(target, ast.Name):
-            said = below.value if isinstance(below, ast.Expr) else None
-            found[target.id] = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
-    return found
-
-
-def text(docstring: str | None) -> str:
-    """A docstring as Markdown on one line."""
-    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring or "")
-    return " ".join(re.sub(r"``([^`]+)``", r"`\1`", plain).split())
 
 
 def table(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -361,15 +278,8 @@ def assets_parts(graph: Any) -> Iterator[str]:
 
 def codes_part() -> str:
     """Every code that the journal, a plan, a page or a command shows."""
-    return "\n\n".join(f"## {title}\n\n" + table(("code", "means"), members(load(name))) for title, name in ENUMS)
-
-
-def members(enum: type[Enum]) -> Iterator[tuple[str, str]]:
-    """The members of an enumeration; what a message waits for has its sentence in a table of its own."""
-    said = documented(enum)
-    for one in enum:
-        waits = WAITS_FOR.get(one) if isinstance(one, Waiting) else None
-        yield f"`{one.value}`", text(said.get(one.name)) or text(waits)
+    parts = ((title, [(f"`{code}`", means) for code, means in members(load(name))]) for title, name in CODES)
+    return "\n\n".join(f"## {title}\n\n" + table(("code", "means"), rows) for title, rows in parts)
 
 
 def kinds_part() -> str:

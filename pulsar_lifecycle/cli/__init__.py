@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from pulsar_lifecycle.cli import automation, compaction, delete_records, offload, output, plans, queue, show, status
-from pulsar_lifecycle.cli.look import disk, explain, inactive, inspect, table
+from pulsar_lifecycle.cli.look import code, disk, explain, inactive, inspect, table
 from pulsar_lifecycle.cli.options import GlobalOptions
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, RefusedBy, UsageError
 from pulsar_lifecycle.io.connect import Connections
@@ -36,6 +36,7 @@ app = typer.Typer(
 app.add_typer(inspect.app, name="inspect")
 app.command()(explain.explain)
 app.command()(explain.findings)
+app.command()(code.code)
 app.command()(disk.storage)
 app.command()(disk.bookies)
 app.command(name="open-ledgers")(disk.open_ledgers)
@@ -85,6 +86,6 @@ def main(arguments: Sequence[str] | None = None, connect: Connect = Connections)
         except LifecycleError as error:
             if given.verbose:
                 raise
-            code = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
-            show.note(f"{code}{error}")
+            refused = f"refused ({error.code.value}): " if isinstance(error, RefusedBy) else ""
+            show.note(f"{refused}{error}")
             sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)

@@ -24,6 +24,7 @@ import yaml
 from docs import generate
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.cli import app, journal_codes
+from pulsar_lifecycle.inspect import meanings
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
 
@@ -135,15 +136,15 @@ NO_CODES = {
 """Enumerations of the page Codes that column ``code`` of the journal has no members of."""
 
 
-@pytest.mark.parametrize("name", [name for _, name in generate.ENUMS])
+@pytest.mark.parametrize("name", [name for _, name in meanings.CODES])
 def test_a_code_is_one_word(name: str) -> None:
     """It is typed after ``--code``, and a filter in SQL: a phrase would be a sentence that somebody compares."""
-    assert [code.value for code in generate.load(name) if not re.fullmatch(r"[A-Za-z0-9_-]+", code.value)] == []
+    assert [code.value for code in meanings.load(name) if not re.fullmatch(r"[A-Za-z0-9_-]+", code.value)] == []
 
 
 def test_every_enumeration_of_the_page_is_asked_of_the_journal_or_never_in_it() -> None:
     """A new one is named in ``journal_codes.CODES`` or here: `journal --code` must not refuse a code that a row has."""
-    page = {name.rpartition(".")[2] for _, name in generate.ENUMS}
+    page = {name.rpartition(".")[2] for _, name in meanings.CODES}
     assert {codes.__name__ for codes in journal_codes.CODES} == page - NO_CODES
     assert page >= NO_CODES
 

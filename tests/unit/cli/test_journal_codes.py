@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from enum import StrEnum
 
-from docs import generate
+import pytest
+
 from pulsar_lifecycle.cli.journal_codes import CODES
+from pulsar_lifecycle.inspect import meanings
 from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.words import WordKind
+from tests.kit.command import run
 
 ALIKE = {
     "bookkeeper_first": "that its brokers read BookKeeper first",
@@ -49,15 +53,15 @@ WITH_HYPHENS = {
 def described() -> Iterator[tuple[type[StrEnum], str, str]]:
     """Every member of an enumeration of codes with what it means."""
     for codes in CODES:
-        said = dict(generate.members(codes))
-        yield from ((codes, str(one), said[f"`{one}`"]) for one in codes)
+        said = dict(meanings.members(codes))
+        yield from ((codes, str(one), said[str(one)]) for one in codes)
 
 
 def test_a_word_that_two_enumerations_describe_in_two_ways_stands_for_one_thing() -> None:
-    meanings: defaultdict[str, set[str]] = defaultdict(set)
+    every: defaultdict[str, set[str]] = defaultdict(set)
     for _, word, meaning in described():
-        meanings[word].add(meaning)
-    assert {word for word, said in meanings.items() if len(said) > 1} == set(ALIKE)
+        every[word].add(meaning)
+    assert {word for word, said in every.items() if len(said) > 1} == set(ALIKE)
 
 
 def test_codes_are_written_with_underscores() -> None:
@@ -68,3 +72,26 @@ def test_a_code_with_unread_messages_is_another_than_one_that_could_not_be_read(
     unread = {codes.__name__: meaning for codes, word, meaning in described() if word == "unread"}
     assert not [name for name, meaning in unread.items() if "unread" in meaning or "read" not in meaning]
     assert [codes.__name__ for codes, word, _ in described() if word == "unread_messages"] == ["InactiveKept"]
+
+
+def test_the_command_says_what_a_code_means_wherever_it_is_met(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("code", "turn", "kept", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["code"] for one in found[:1]] == ["turn"]
+    assert len([one for one in found if one["code"] == "kept"]) > 1
+    assert run("code", "turn") == 0
+    assert found[0]["means"] in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_names_codes_that_are_like_one_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("code", "unreferencd") == 2
+    assert "there is no code 'unreferencd': did you mean unreferenced" in capsys.readouterr().err
+
+
+def test_every_code_has_its_words() -> None:
+    assert [
+        (where, code)
+        for where, name in meanings.CODES
+        for code, means in meanings.members(meanings.load(name))
+        if not means
+    ] == []
