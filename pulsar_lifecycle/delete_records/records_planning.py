@@ -19,7 +19,15 @@ from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.leftovers import add_leftovers, copies_stored
 from pulsar_lifecycle.delete_records.partition import PartitionView
-from pulsar_lifecycle.delete_records.request import END, PLAIN, Offset, Options, Timestamp, TopicPartition
+from pulsar_lifecycle.delete_records.request import (
+    END,
+    PLAIN,
+    Offset,
+    Options,
+    Timestamp,
+    TopicPartition,
+    check_request,
+)
 from pulsar_lifecycle.delete_records.times.offsets import counts_between, out_of_order, read_offsets
 from pulsar_lifecycle.delete_records.times.time_offsets import ResolvedOffset
 from pulsar_lifecycle.delete_records.topic_view import (
@@ -69,8 +77,10 @@ def plan_delete_records(
 
     ``kind`` begins the plan's id. ``unread``: those of ``offsets`` that are known to have an error.
 
-    Raises Refused and NotFound where there is no scan to rest on, and what the servers raise that all partitions need.
+    Raises UsageError for what is no offset, Refused and NotFound where there is no scan to rest on, and what the
+    servers raise that all partitions need.
     """
+    check_request(offsets)
     with topic_ports(cluster, read_only=True, buckets=True) as ports:
         fingerprint = evidence.check_store(cluster, ports.store)
         epoch = evidence.newest_epoch(cluster, fingerprint)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
 from pulsar_lifecycle.model import MessagePosition, Topic
@@ -83,6 +83,29 @@ def parse_offset(text: str) -> Offset:
         raise UsageError(
             f"expected LEDGER:ENTRY, LEDGER:ENTRY:BATCH-INDEX, -1 (the end) or @TIME, found {text!r}"
         ) from error
+
+
+def check_request(offsets: Mapping[Any, Any]) -> None:
+    """Raise UsageError where a caller's request is none: nothing may be taken for the end that does not say so.
+
+    Python holds no caller to types, and whoever has ``"4711:20"`` from a file or a page does not mean the end.
+    """
+    for topic, offset in offsets.items():
+        if not isinstance(topic, Topic):
+            raise UsageError(f"expected a TopicPartition, such as parse_topic makes, found {topic!r}")
+        if not _is_offset(offset):
+            raise UsageError(
+                f"{topic}: expected a MessagePosition, a Timestamp or END, such as parse_offset makes, found {offset!r}"
+            )
+
+
+def _is_offset(offset: Any) -> bool:
+    if isinstance(offset, MessagePosition):
+        numbers = (offset.ledger_id, offset.entry_id, offset.batch_index)
+        return all(type(number) is int and number >= 0 for number in numbers)
+    if isinstance(offset, Timestamp):
+        return type(offset.ms) is int and 0 <= offset.ms <= _MAX_MS
+    return type(offset) is int and offset == END
 
 
 def _time(text: str) -> int:

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.delete_records.apply_run import delete_records_before
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Options, Timestamp, parse_offset
 from pulsar_lifecycle.delete_records.times.time_offsets import OffsetProblem
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable, UsageError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, abort, batch, commit, in_transaction, part, sent
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        *("1:0", "-1", "@0", 20, -2, -1.0, True, None, (1, 0), Position(1, 0), datetime(2020, 1, 1, tzinfo=UTC)),
+        *(MessagePosition(1, -1), MessagePosition(-1, 0), MessagePosition(1, "0")),  # pyrefly: ignore[bad-argument-type]
+        *(Timestamp(-1), Timestamp(1.5), Timestamp(1 << 60)),  # pyrefly: ignore[bad-argument-type]
+    ],
+    ids=repr,
+)
+def test_what_is_no_offset_is_refused_and_never_taken_for_the_end(offset: Any) -> None:
+    """As a position is written on every page, or a number as Kafka's clients give it."""
+    scene = RecordsScene()
+    asked: Any = {str(scene.topic): END}
+    with pytest.raises(UsageError, match=re.escape(f"{scene.topic}: expected a MessagePosition")):
+        scene.plan(offset)
+    with pytest.raises(UsageError, match="expected a TopicPartition"):
+        delete_records_before(scene.where, "run-1", asked)
+    assert scene.listed() == scene.ids[scene.topic]
+    assert not scene.properties()
 
 
 @pytest.mark.parametrize(
