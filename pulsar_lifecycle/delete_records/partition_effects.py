@@ -220,6 +220,8 @@ class PartitionDeletion:
         if refusal := cut_rules.unmeasured(read.view, self._low_watermark):
             return refusal
         cut = cut_rules.cut_at(read.view, END if at_end else self._low_watermark, replace(self._options, exact=False))
+        if self._is_done(read.view, cut):
+            cut = replace(cut, moved=())
         planned = {one["cursor"] for one in self._row["moved_cursors"]}
         if new := sorted(name for name, _ in cut.moved if name not in planned):
             text = f"subscription {new[0]} stands below {self._low_watermark}, and is not of the plan: plan again"
@@ -228,6 +230,11 @@ class PartitionDeletion:
         if refusal := cut_rules.refuse(read.view, cut, self._options, self._run.context, may_write_loaded=writes):
             return cut_rules.outrun(self._row, refusal)
         return unreplicated(read.view, self._clusters) or self._cut_since(read.view) or (read, cut)
+
+    def _is_done(self, view: PartitionView, cut: Cut) -> bool:
+        """Whether an apply has made of it what the plan says: a cursor that came below since loses nothing by it."""
+        raised = view.watermark is not None and view.watermark >= self._low_watermark
+        return raised and not cut.rolls and frozenset(self._row["ledgers"]).isdisjoint(cut.ledgers)
 
     def _cut_since(self, view: PartitionView) -> Refusal | None:
         """A message may have been on its way across the position when the plan was made, and be there by now."""

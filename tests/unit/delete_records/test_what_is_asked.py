@@ -377,3 +377,18 @@ def test_a_request_of_ours_that_was_refused_has_not_raised_what_another_lake_did
     raised_by_another_lake(scene)
     scene.plan(scene.at(2, 0))
     assert scene.apply(Patience(bookies=True))[0].code == Lacks.REQUEST
+
+
+@pytest.mark.parametrize("asked", [(2, 3), (0, 3)], ids=["with-ledgers", "without"])
+def test_a_subscription_that_comes_below_once_all_is_done_keeps_nobody_from_the_answer(asked: tuple[int, int]) -> None:
+    """As one from the earliest message: that is below a position inside a ledger. Before, it has its say."""
+    scene = RecordsScene()
+    scene.plan(scene.at(*asked))
+    scene.cursor("early", asked[0], -1)
+    (refused,) = scene.apply()
+    assert (refused.error, scene.properties()) == (RecordsError.CURSOR_BELOW, {})
+    scene.cluster.remove(f"{scene.cluster.topic_path(scene.topic)}/early")
+    scene.apply()
+    scene.cursor("late", asked[0], -1)
+    scene.delete()
+    assert scene.apply() == [DeleteRecordsResult(scene.at(*asked))]
