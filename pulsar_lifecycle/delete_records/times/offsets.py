@@ -248,10 +248,15 @@ def out_of_order(answer: ResolvedOffset) -> Refusal | None:
         return None
     risk = answer.disorder.at_risk
     first = answer.disorder.first_at_risk
-    from_ = f" from {first.position} on" if first else ""
+    if first is None:
+        text = (
+            "publish times go back below it, and no message is at risk: none below was published at or after the time; "
+            f"--any-order cuts at {answer.position}"
+        )
+        return Refusal.plain(RecordsError.NOT_MONOTONIC, text)
     text = (
         f"publish times go back below it: a search over times would cut at {answer.disorder.searched} and delete "
-        f"{risk.messages} messages{from_} that were published at or after the time; --any-order cuts at "
-        f"{answer.position}, before all of them"
+        f"{risk.messages} messages from {first.position} on that were published at or after the time; --any-order cuts "
+        f"at {answer.position}, before all of them"
     )
     return Refusal.plain(RecordsError.NOT_MONOTONIC, text)

@@ -124,6 +124,18 @@ def test_publish_times_that_go_back_are_refused_with_the_messages_at_risk() -> N
     assert (row["error"], row["low_watermark"]) == (None, f"{ids[1]}:4")
 
 
+def test_publish_times_that_go_back_below_the_time_are_refused_and_put_nothing_at_risk() -> None:
+    scene = RecordsScene()
+    ids = scene.ids[scene.topic]
+    scene.cluster.reader.payloads[ids[1]][4] = sent(HOUR + 2)
+    (row,) = scene.plan(Timestamp(HOUR + 33))
+    assert (row["error"], row["at_risk"]) == (RecordsError.NOT_MONOTONIC, 0)
+    assert row["reason"] == (
+        "publish times go back below it, and no message is at risk: none below was published at or after the time; "
+        f"--any-order cuts at {ids[3]}:3"
+    )
+
+
 def test_a_batch_index_that_is_not_there_is_an_error() -> None:
     scene = RecordsScene()
     ids = scene.ids[scene.topic]
