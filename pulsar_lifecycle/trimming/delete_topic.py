@@ -122,7 +122,9 @@ def _delete(
         return _journalled(run, ports, topic, named, Outcome.LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))
     _journalled(run, ports, topic, named, Outcome.MARKED, Why(Code.ABOUT_TO, "its topic is about to be deleted"))
     try:
-        again, now = _refuse(run, ports, topic, rule)
+        _refuse(run, ports, topic, rule)
+        ports.store.sync("/")
+        again, now = snapshot.topic_node(ports.store, topic)  # last: where topics are many, those looks take minutes
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise RefusedBy(Code.CHANGED_MEANWHILE, f"{topic} lists other ledgers by now: run again")
     except RefusedBy as refusal:

@@ -21,6 +21,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
@@ -50,6 +51,26 @@ def test_a_topic_that_lists_other_ledgers_once_its_messages_are_sent_is_not_dele
     found = scene.delete_topic(force=True)
     assert found[-1].why.code is Code.CHANGED_MEANWHILE
     assert scene.listed == scene.ids
+
+
+def test_a_topic_that_is_written_during_the_last_look_at_all_shadow_topics_is_not_deleted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where topics are many, that look takes minutes."""
+    look, looks = snapshot.shadow_sources, list[int]()
+
+    def written(*given: Any) -> snapshot.ShadowSources:
+        looks.append(len(scene.sent))
+        if scene.sent:
+            scene.load()
+        return look(*given)
+
+    monkeypatch.setattr(snapshot, "shadow_sources", written)
+    before = list(scene.ids)
+    found = scene.delete_topic(force=True)
+    assert looks == [0, len(before)]
+    assert found[-1].why.code is Code.CHANGED_MEANWHILE
+    assert scene.listed == scene.ids != before
 
 
 def test_only_what_was_counted_against_the_caps_leaves_a_list(scene: Scene) -> None:
