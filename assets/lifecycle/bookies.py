@@ -82,7 +82,7 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
         "dagster/row_count": len(disks),
         "free bytes": sum(one.status.free for one in known if one.status) if known else "not known",
         "bytes placed by metadata": sum(one.placed.bytes for one in disks),
-        "bytes to collect, at least": sum(one.bytes_to_collect or 0 for one in disks),
+        "bytes to collect, with those of open ledgers": sum(one.bytes_to_collect or 0 for one in disks),
         "bytes to compact, at most": sum(one.bytes_to_compact or 0 for one in disks),
         "ledgers whose bookies are not known": placement.unknown,
         "by verdict": dg.MetadataValue.md(

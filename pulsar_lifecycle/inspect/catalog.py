@@ -107,7 +107,7 @@ WORDS: Mapping[str, str] = {
     "bytes": "bytes as written, before replication",
     "bytes_at_once": "bytes that go during the load",
     "bytes_placed": "bytes that metadata places on the bookie",
-    "bytes_to_collect": "bytes on its disk that metadata places there no more, at least",
+    "bytes_to_collect": "bytes on its disk of ledgers that are deleted in metadata, or not closed",
     "bytes_to_compact": "bytes that entry logs take beside the live ones, at most",
     "causes": "what leaves it open, as codes",
     "checksum": "SHA-256 of what was sent or archived",

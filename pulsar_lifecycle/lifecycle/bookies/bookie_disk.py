@@ -132,7 +132,8 @@ the live bytes are more than that, it was, and 1 GiB a log, which is the most th
 ``ledgers_unsized`` of them are not closed, and their bytes not in ``bytes_placed``, and ``ledgers_under_replicated``
 lack a copy, there or on another bookie of theirs, as BookKeeper's auditor has marked them. Copies that are too many no
 metadata tells: bookies hold them beside what is placed there, until their next collection. ``bytes_to_collect``: live
-ones that metadata places there no more, at least: what was written since the last collection hides as much.
+ones beyond ``bytes_placed``: of deleted ledgers, or of the unsized ones. What was written since the last collection
+hides as much.
 ``bytes_to_compact``: what logs take beside the live ones, at most, as ``log_bytes`` does. Null: not known."""
 
 
@@ -165,7 +166,10 @@ class BookieDisk:
 
     @property
     def bytes_to_collect(self) -> int | None:
-        """What a collection would free at least: bytes that its last one kept, and metadata places there no more."""
+        """Bytes that its last collection kept beyond those placed there: of deleted ledgers, or of open ones.
+
+        What was written since hides as much.
+        """
         return None if self.live_bytes is None else max(0, self.live_bytes - self.placed.bytes)
 
     @property
