@@ -92,6 +92,9 @@ class LoadKept(StrEnum):
     REPLICATOR_WOULD_BE_DELETED = "replicator_would_be_deleted"
     """Its broker would delete a replicator's cursor, with what that has not sent yet: its replication clusters do not
     name that cluster any more. No setting lifts this."""
+    GLOBAL_TTL_WOULD_EXPIRE = "global_ttl_would_expire"
+    """It has unread messages, and its global TTL is shorter than its own, or its own is none: its broker drops what is
+    past the global one as it loads the topic, before its own counts. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
     """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
     not known, or by which names functions subscribe."""
@@ -341,6 +344,8 @@ def _monitored(
     found = [] if replication.here else [LoadKept.NOT_REPLICATED_HERE]
     if row["unsent"]:
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
+    if row["unread"] and str(topic.partitioned_parent) in monitors.globally_expired:
+        found.append(LoadKept.GLOBAL_TTL_WOULD_EXPIRE)
     if not sends <= replication.elsewhere:
         found.append(LoadKept.REPLICATOR_WOULD_BE_DELETED)
     if len(stays) < len(subscriptions):

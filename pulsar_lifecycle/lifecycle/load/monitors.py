@@ -85,6 +85,8 @@ class Monitors:
     bytes brokers begin a compaction by themselves, 0 for never.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
     ``replicator``: how replicators' cursors begin; None: unknown. ``deleted``: namespaces that are being deleted.
+    ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by their global TTL, though
+    their own is longer, or none: ``PersistentTopic.initTopicPolicy`` takes global policies first, and acts by them.
     """
 
     ttl: InForce[int | None]
@@ -96,6 +98,7 @@ class Monitors:
     system_cursors: frozenset[str] = frozenset()
     replicator: str | None = REPLICATOR
     deleted: frozenset[str] = frozenset()
+    globally_expired: frozenset[str] = frozenset()
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
@@ -125,6 +128,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
         frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
+        frozenset(str(one) for own in layers.topics.values() for one, said in own.topics.items() if _sooner(said)),
     )
 
 
@@ -144,6 +148,14 @@ def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapp
         if said is not None and said >= 0:
             return said
     return _number(broker, _BROKER_TTL)
+
+
+def _sooner(topic: TopicPolicies) -> bool:
+    """Whether a topic's global TTL ends before its own."""
+    own, everywhere = ((said or {}).get(_TTL) for said in (topic.local, topic.everywhere))
+    if type(own) is not int or type(everywhere) is not int:
+        return False
+    return everywhere > 0 and (own == 0 or own > everywhere)
 
 
 def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:

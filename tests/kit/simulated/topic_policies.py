@@ -12,7 +12,7 @@ import fastavro
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle._pb import pulsar_schema_pb2
 from pulsar_lifecycle.formats import schema
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, GLOBAL_PREFIX
 from pulsar_lifecycle.model import Position, Topic
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags, schema_tags
 
@@ -27,6 +27,7 @@ _POLICIES = {
     "fields": [
         {"name": "isGlobal", "type": ["null", "boolean"]},
         {"name": "inactiveTopicPolicies", "type": ["null", _INACTIVE]},
+        {"name": "messageTTLInSeconds", "type": ["null", "int"]},
     ],
 }
 EVENT = {
@@ -54,8 +55,10 @@ EVENT = {
 """What a broker's events are, as far as a test needs them."""
 
 
-def set_topic_policies(cluster: SimulatedCluster, topic: Topic, policies: dict[str, Any]) -> None:
-    """The namespace of ``topic`` has ``__change_events``, and in it these policies alone."""
+def set_topic_policies(
+    cluster: SimulatedCluster, topic: Topic, policies: dict[str, Any], everywhere: dict[str, Any] | None = None
+) -> None:
+    """The namespace of ``topic`` has ``__change_events``, and in it these policies alone, and global ones."""
     namespace = topic.namespace
     events = Topic(namespace, CHANGE_EVENTS)
     info = pulsar_schema_pb2.SchemaInfo(
@@ -70,16 +73,24 @@ def set_topic_policies(cluster: SimulatedCluster, topic: Topic, policies: dict[s
     ledger = cluster.ledger(schema_tags(events.schema_id), entries=[stored])
     entry = schema.IndexEntry(0, Position(ledger, 0), b"h")
     cluster.put(f"/schemas/{events.schema_id}", schema.encode_locator(schema.SchemaLocator(entry, (entry,))))
-    said = {"domain": "persistent", "tenant": namespace.tenant, "namespace": namespace.name, "topic": topic.local}
-    value = io.BytesIO()
+    entries = [_message(topic, str(topic), {"isGlobal": False, **policies})]
+    if everywhere is not None:
+        entries.append(_message(topic, f"{GLOBAL_PREFIX}{topic}", {"isGlobal": True, **everywhere}))
+    cluster.topic(events, [cluster.ledger(data_tags(events), entries=entries)])
+
+
+def _message(topic: Topic, key: str, policies: dict[str, Any]) -> bytes:
+    """An entry that says the policies of a topic."""
+    where = topic.namespace
+    said = {"domain": "persistent", "tenant": where.tenant, "namespace": where.name, "topic": topic.local}
     event = {
         "eventType": "TOPIC_POLICY",
         "actionType": "UPDATE",
-        "topicPoliciesEvent": {**said, "policies": {"isGlobal": False, **policies}},
+        "topicPoliciesEvent": {**said, "policies": policies},
     }
+    value = io.BytesIO()
     fastavro.schemaless_writer(value, fastavro.parse_schema(EVENT), event)
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, partition_key=str(topic))
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1, partition_key=key)
     metadata.schema_version = struct.pack(">q", 0)
     raw = metadata.SerializeToString()
-    message = struct.pack(">i", len(raw)) + raw + value.getvalue()
-    cluster.topic(events, [cluster.ledger(data_tags(events), entries=[message])])
+    return struct.pack(">i", len(raw)) + raw + value.getvalue()

@@ -18,6 +18,7 @@ from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
 from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.topic_policies import set_topic_policies
 
 
 @pytest.fixture
@@ -145,6 +146,38 @@ def test_what_a_replicator_has_not_sent_keeps_its_topic(scene: LoadScene, sent: 
     row = stored(scene)["a"]
     assert (row["needs"], row["kept"]) == (["past_ttl"], expected)
     assert row["bytes_at_once"] == (2 * MB if sent else MB)  # the last one becomes young
+
+
+@pytest.mark.parametrize(
+    ("own", "everywhere", "expected"),
+    [
+        (3600, 60, "global_ttl_would_expire"),
+        (3600, 7200, None),
+        (3600, 0, None),
+        (3600, None, None),
+        (None, 3600, None),
+    ],
+)
+def test_a_global_ttl_that_is_shorter_than_its_own_keeps_a_topic(
+    scene: LoadScene, own: int | None, everywhere: int | None, expected: str | None
+) -> None:
+    """Brokers take global policies first as they load a topic, and expire its messages by them at once."""
+    ids = scene.topic("a", 330, 240, 0)
+    topic = Topic.parse(f"{OWN}a")
+    scene.servers.cursor(topic, "s", at=ids[0])
+    local, shared = ({"messageTTLInSeconds": one} for one in (own, everywhere))
+    set_topic_policies(scene.servers, topic, local, shared)
+    plan(scene)
+    row = stored(scene)["a"]
+    assert (row["needs"], row["ttl_seconds"], row["kept"]) == (["past_ttl"], 3600, expected)
+
+
+@pytest.mark.parametrize(("own", "sooner"), [(0, True), (61, True), (60, False), (None, False), (-1, False)])
+def test_a_global_ttl_counts_first_where_a_topics_own_is_longer_or_none(own: int | None, sooner: bool) -> None:
+    topic = Topic.parse(f"{OWN}a")
+    said = TopicPolicies({"messageTTLInSeconds": own}, {"messageTTLInSeconds": 60})
+    layers = Layers({}, {NAMESPACE: {}}, {NAMESPACE: NamespacePolicies({topic: said})})
+    assert monitors_in_force(layers).globally_expired == ({str(topic)} if sooner else set())
 
 
 def test_messages_that_a_system_cursor_holds_are_not_freed_by_their_ttl(scene: LoadScene) -> None:
