@@ -330,6 +330,13 @@ def test_a_scan_that_died_with_its_host_is_ended_by_dagster_itself(tmp_path: Pat
         assert status_of(instance, run_id) is dg.DagsterRunStatus.FAILURE
 
 
+def test_sensors_of_a_cluster_that_does_not_answer_keep_no_other_cluster_waiting(tmp_path: Path) -> None:
+    """One after the other, each look at such a cluster would hold up the automation and the alerts of all others."""
+    (tmp_path / "dagster.yaml").write_text((Path(__file__).parents[3] / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.get_sensor_settings()["use_threads"]
+
+
 def test_another_job_is_no_reason_to_wait(bell: Bell, instance: dg.DagsterInstance) -> None:
     bell.wait(0)
     instance.add_run(dg.DagsterRun("scan", run_id="1" * 32, status=dg.DagsterRunStatus.STARTED))
