@@ -43,7 +43,10 @@ class Lake(Protocol):
         ...
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
-        """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
+        """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound.
+
+        That is none of those that a clock dated ahead, and that were set aside: they would stay the newest for long.
+        """
         ...
 
     def begun_by(self, epoch_id: str) -> str:
@@ -75,7 +78,7 @@ class Lake(Protocol):
         ...
 
     def set_scans_aside(self, cluster: str, now: int, reason: str, by: str = "") -> None:
-        """Let every scan of a cluster's name count as not made that began until ``now`` (ms), or that is finished.
+        """Let every scan of a cluster's name count as not made that began until ``now`` (ms), or by now.
 
         The latter may say that it began later, if a clock was wrong. Removes nothing.
         """

@@ -57,9 +57,13 @@ class FileLake(LakeFiles):
         )
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
-        """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
+        """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound.
+
+        That is none of those that a clock dated ahead, and that were set aside: they would stay the newest for long.
+        """
+        ahead = frozenset[str]() if run_id else self._named_aside()
         for name in sorted(self._folders("epochs"), reverse=True):
-            started = self._started(name)
+            started = None if name in ahead else self._started(name)
             if started is not None and run_id in ("", started.run_id):
                 return started.epoch_id, started.started_at
         if run_id:
@@ -109,11 +113,13 @@ class FileLake(LakeFiles):
         return epoch
 
     def set_scans_aside(self, cluster: str, now: int, reason: str, by: str = "") -> None:
-        """Let every scan of a cluster's name count as not made that began until ``now`` (ms), or that is finished.
+        """Let every scan of a cluster's name count as not made that began until ``now`` (ms), or by now.
 
         The latter may say that it began later, if a clock was wrong. Removes nothing.
         """
         scans = [e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now]
+        begun = [one for name in self._folders("epochs") if (one := self._started(name)) and one.started_at > now]
+        scans += [one.epoch_id for one in begun if not self.finished(one.epoch_id)]  # whose they are, is not known yet
         document = {"until": now, "scans": [*self._set_aside(cluster).scans, *scans], "reason": reason, "by": by}
         self._write_document(f"{SET_ASIDE}/{cluster}.json", document)
 
@@ -127,6 +133,13 @@ class FileLake(LakeFiles):
         if aside.until < 0:
             return None
         return KnownWord(WordKind.ACCEPTED_RESTORE, cluster, aside.by, aside.reason, "", aside.until)
+
+    def _named_aside(self) -> frozenset[str]:
+        """The scans of all clusters that were set aside by their ids, whatever their dates."""
+        selector = pafs.FileSelector(f"{self._root}/{SET_ASIDE}", allow_not_found=True)
+        names = [info.base_name for info in self._filesystem.get_file_info(selector)]
+        clusters = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return frozenset(one for cluster in clusters for one in self._set_aside(cluster).scans)
 
     def _set_aside(self, cluster: str) -> _SetAside:
         found = self._document(f"{SET_ASIDE}/{cluster}.json", TypeAdapter(_SetAside).validate_python)

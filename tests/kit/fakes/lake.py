@@ -85,7 +85,9 @@ class FakeLake:
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         newest_first = sorted(self.begun.values(), key=lambda one: one.epoch_id, reverse=True)
         begun = [one for one in newest_first if one.begun]
-        found = next((one for one in begun if run_id == one.run_id), next(iter(begun), None))
+        ahead = frozenset[str]().union(*(aside.scans for aside in self._aside.values()))
+        newest = next((one for one in begun if one.epoch_id not in ahead), None)
+        found = next((one for one in begun if run_id == one.run_id), newest)
         if found is None:
             raise NotFound("no scan has begun yet; materialize bookkeeper_ledgers first")
         return found.epoch_id, found.started_at
@@ -163,6 +165,7 @@ class FakeLake:
 
     def set_scans_aside(self, cluster: str, now: int, reason: str, by: str = "") -> None:
         later = {e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now}
+        later |= {one.epoch_id for one in self.begun.values() if one.started_at > now and not one.closed}
         scans = self._aside.get(cluster, _Aside()).scans | later
         self._aside[cluster] = _Aside(now, frozenset(scans), reason, by)
 

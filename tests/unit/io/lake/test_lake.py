@@ -68,6 +68,21 @@ def test_an_unfinished_epoch_is_not_seen_but_is_open(lake: Lake) -> None:
     assert lake.open_epoch("another run") == ("e2", NOW + 5)
 
 
+def test_a_scan_of_a_clock_that_was_ahead_is_not_the_newest_once_it_is_set_aside(lake: Lake) -> None:
+    """Else whoever launches a job by hand goes by it, in vain, until its date is reached."""
+    ahead = epoch("e8", NOW + DAY_MS)
+    finish(lake, ahead)
+    lake.begin_epoch("e9", NOW + 2 * DAY_MS, "under way")
+    lake.set_scans_aside("c", NOW, "the clock was ahead")
+    with pytest.raises(NotFound):
+        lake.open_epoch("another run")
+    lake.begin_epoch("e1", NOW + 5, "run-1")
+    assert lake.open_epoch("another run") == lake.open_epoch("") == ("e1", NOW + 5)
+    assert lake.open_epoch("under way") == ("e9", NOW + 2 * DAY_MS)
+    finish(lake, epoch("e9", NOW + 2 * DAY_MS))
+    assert lake.epochs() == []
+
+
 def test_without_a_scan_there_is_no_open_epoch(lake: Lake) -> None:
     with pytest.raises(NotFound, match="bookkeeper_ledgers"):
         lake.open_epoch("run")
