@@ -28,6 +28,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import (
     BOOKIES,
     KINDS,
+    WINDOW_SHUT,
     AutomatedKind,
     after_approval,
     after_withdrawal,
@@ -96,7 +97,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         bookies = (
             f"once run {busy[COLLECTION]} is over"
             if COLLECTION in busy
-            else _collection(context.instance, where, cluster, now, look_every)
+            else _collection(context.instance, where, cluster, look_every)
         )
         requests += [bookies] if isinstance(bookies, dg.RunRequest) else []
         watch = Watch.parse(context.cursor)
@@ -179,17 +180,17 @@ def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, pl
     )
 
 
-def _collection(
-    instance: dg.DagsterInstance, where: Cluster, cluster: str, now: int, look_every: float
-) -> dg.RunRequest | str:
+def _collection(instance: dg.DagsterInstance, where: Cluster, cluster: str, look_every: float) -> dg.RunRequest | str:
     """Bookies collect once in each window, or why they do not now: which of them, the run finds out.
 
     A collection is refused while a run deletes or restores ledgers, so it waits: its tries would be spent before.
     """
-    window = where.settings.automation.bookies.window
-    opened = window.opened_at(now) if window else None
     if why := bookies_wait(where):
         return why
+    window, now = where.settings.automation.bookies.window, where.clock.now_ms()
+    opened = window.opened_at(now) if window else None
+    if opened is None:
+        return WINDOW_SHUT  # since that was asked
     run_key = next_run_key(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
     if isinstance(run_key, Spent):
         return run_key.text

@@ -116,6 +116,7 @@ KINDS = (
     ),
 )  # fmt: skip
 """Every kind that may go by itself and whose plans the lake keeps; bookies have none."""
+WINDOW_SHUT = "its window is not open"
 BOOKIES = "bookies"
 """The key in ``[automation]`` of what has no plans: bookies that collect."""
 
@@ -199,7 +200,7 @@ def bookies_decision(where: Cluster) -> PlanDecision:
     if kind.mode is not Automation.APPLY or kind.window is None:
         return PlanDecision(AutomationCode.PLAN_ONLY, f"automation.bookies is {kind.mode.value}")
     if kind.window.opened_at(where.clock.now_ms()) is None:
-        return PlanDecision(AutomationCode.WINDOW_SHUT, "its window is not open")
+        return PlanDecision(AutomationCode.WINDOW_SHUT, WINDOW_SHUT)
     if why := no_scan(where):
         return PlanDecision(AutomationCode.NO_SCAN, why)
     return PlanDecision(AutomationCode.GOES, "once in each window")

@@ -320,6 +320,23 @@ def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
         assert f"bookies: its run {run.run_id} is canceled" in rung(instance).skip_message
 
 
+@pytest.mark.parametrize("before", [None, 5])
+def test_a_collection_is_of_a_window_that_opens_or_shuts_while_the_sensor_looks(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, before: int | None
+) -> None:
+    """Launched as of no window, it would be launched in that window once more."""
+    yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
+    bookies = CollectionAutomation(mode=Automation.APPLY, window=yearly)
+    settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    scene.scan()
+    answers = iter([before, 5 if before is None else None])
+    monkeypatch.setattr(Window, "opened_at", lambda self, now: next(answers))
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert "bookies: its window is not open" in rung(instance).skip_message
+
+
 def test_a_run_whose_host_died_does_not_hold_up_automation(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
