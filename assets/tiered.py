@@ -268,6 +268,28 @@ def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
 
 def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[str, Any]:
     """A plan's page: what it would do, whether it may, and how to apply it."""
+    return {
+        "dagster/row_count": plan.ledgers + plan.copies,
+        "plan id": plan.plan_id,
+        "digest": plan.digest,
+        "actionable": plan.actionable,
+        "ledgers to offload": plan.ledgers,
+        "bytes to offload": plan.bytes,
+        "copies in BookKeeper to delete": plan.copies,
+        "bytes to delete": plan.copies_bytes,
+        "of these left to brokers": plan.left_to_broker,
+        "bytes left to brokers": plan.left_to_broker_bytes,
+        "not deleted beside brokers": plan.brokers_delete,
+        "bytes not deleted beside brokers": plan.brokers_delete_bytes,
+        "warnings": show.bullets(plan.warnings),
+        "how to apply": dg.MetadataValue.md(_how_to_apply(plan, rows, settings)),
+        "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+    }
+
+
+def _how_to_apply(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> str:
+    if plan.actionable and not plan.ledgers + plan.copies:
+        return "Nothing to offload, and no copy in BookKeeper to delete."
     some = chosen(rows, 0, settings.offload.max_ledgers, settings.offload.max_bytes)
     config = json.dumps(run_config(plan), indent=1)
     modes = {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
@@ -285,24 +307,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
             f"\n\n{plan.left_to_broker} of these ledgers are of topics that count as loaded: a run leaves them to "
             "their brokers (`left-to-broker`), unless `offload.loaded_topics` names them or they are unloaded by then."
         )
-    how += f"\n\n{show.applied_by(plan.plan_id, 'it')}\n\n{show.whole_plan(plan.plan_id)}"
-    return {
-        "dagster/row_count": plan.ledgers + plan.copies,
-        "plan id": plan.plan_id,
-        "digest": plan.digest,
-        "actionable": plan.actionable,
-        "ledgers to offload": plan.ledgers,
-        "bytes to offload": plan.bytes,
-        "copies in BookKeeper to delete": plan.copies,
-        "bytes to delete": plan.copies_bytes,
-        "of these left to brokers": plan.left_to_broker,
-        "bytes left to brokers": plan.left_to_broker_bytes,
-        "not deleted beside brokers": plan.brokers_delete,
-        "bytes not deleted beside brokers": plan.brokers_delete_bytes,
-        "warnings": show.bullets(plan.warnings),
-        "how to apply": dg.MetadataValue.md(how),
-        "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
-    }
+    return f"{how}\n\n{show.applied_by(plan.plan_id, 'it')}\n\n{show.whole_plan(plan.plan_id)}"
 
 
 def share_shown(plan: OffloadPlan, own: pa.Table, settings: Settings) -> dict[str, Any]:

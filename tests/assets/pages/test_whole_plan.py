@@ -158,6 +158,8 @@ def test_the_page_of_an_offload_plan_says_that_the_sensor_applies_it_unless_it_i
         for one in (plan, replace(plan, ordered=True))
     ]
     assert by_itself == [True, False]
+    nothing = plan_shown(replace(plan, ledgers=0, bytes=0), rows.slice(0, 0), settings)["how to apply"].md_str
+    assert nothing == "Nothing to offload, and no copy in BookKeeper to delete."
 
 
 ENDED = {
