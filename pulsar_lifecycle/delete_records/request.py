@@ -7,7 +7,7 @@ what an offset comes to (``records_planning.py``). Source: KIP-107, "AdminClient
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum

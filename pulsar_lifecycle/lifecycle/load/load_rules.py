@@ -93,8 +93,9 @@ class LoadKept(StrEnum):
     """Its broker would delete a replicator's cursor, with what that has not sent yet: its replication clusters do not
     name that cluster any more. No setting lifts this."""
     GLOBAL_TTL_WOULD_EXPIRE = "global_ttl_would_expire"
-    """It has unread messages, and its global TTL is shorter than its own, or its own is none: its broker drops what is
-    past the global one as it loads the topic, before its own counts. No setting lifts this."""
+    """It has unread messages, and global policies beside its own. A broker that loads it takes the global ones first,
+    and drops what is past their TTL, or the namespace's where they have none; its own is longer, or none. No setting
+    lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
     """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
     not known, or by which names functions subscribe."""

@@ -85,8 +85,8 @@ class Monitors:
     bytes brokers begin a compaction by themselves, 0 for never.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
     ``replicator``: how replicators' cursors begin; None: unknown. ``deleted``: namespaces that are being deleted.
-    ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by their global TTL, though
-    their own is longer, or none: ``PersistentTopic.initTopicPolicy`` takes global policies first, and acts by them.
+    ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by another TTL than theirs, as it
+    takes them by :func:`_at_first`. ``replication`` is what is left to a topic by that and by what is in force.
     """
 
     ttl: InForce[int | None]
@@ -128,8 +128,18 @@ def monitors_in_force(layers: Layers) -> Monitors:
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
         frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
-        frozenset(str(one) for own in layers.topics.values() for one, said in own.topics.items() if _sooner(said)),
+        _globally_expired(layers),
     )
+
+
+def _at_first(topic: TopicPolicies) -> TopicPolicies | None:
+    """What a broker acts by as it loads a topic that has global policies, before its local ones count; None: in force.
+
+    ``PersistentTopic.initTopicPolicy`` takes the global policies, and ``applyUpdatedTopicPolicies`` expires messages
+    and deletes replicators or the topic by them; then the same with the local ones. What global policies leave out,
+    the namespace says at that moment, whatever the local ones say.
+    """
+    return None if topic.local is None or topic.everywhere is None else TopicPolicies(None, topic.everywhere)
 
 
 def _known(layers: Layers, found: InForce[Any]) -> InForce[Any]:
@@ -142,7 +152,8 @@ def _known(layers: Layers, found: InForce[Any]) -> InForce[Any]:
 
 def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
     """A policy below 0 counts as none (``AbstractTopic.normalizeValue``)."""
-    for said in (topic.first(_TTL), (namespace or {}).get("message_ttl_in_seconds")):
+    own = ((one or {}).get(_TTL) for one in (topic.local, topic.everywhere))
+    for said in (*own, (namespace or {}).get("message_ttl_in_seconds")):
         if said is not None and type(said) is not int:
             return None
         if said is not None and said >= 0:
@@ -150,12 +161,21 @@ def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapp
     return _number(broker, _BROKER_TTL)
 
 
-def _sooner(topic: TopicPolicies) -> bool:
-    """Whether a topic's global TTL ends before its own."""
-    own, everywhere = ((said or {}).get(_TTL) for said in (topic.local, topic.everywhere))
-    if type(own) is not int or type(everywhere) is not int:
-        return False
-    return everywhere > 0 and (own == 0 or own > everywhere)
+def _globally_expired(layers: Layers) -> frozenset[str]:
+    return frozenset(
+        str(topic)
+        for namespace, own in layers.topics.items()
+        for topic, said in own.topics.items()
+        if (first := _at_first(said)) and _sooner(first, said, layers.namespaces[namespace], layers.brokers)
+    )
+
+
+def _sooner(
+    first: TopicPolicies, topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
+) -> bool:
+    """Whether the TTL of ``first`` ends before that of ``topic``, or may."""
+    early, own = _ttl(first, namespace, broker), _ttl(topic, namespace, broker)
+    return early is None or (early > 0 and (not own or own > early))
 
 
 def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:
@@ -235,6 +255,16 @@ def _replication(
     topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
 ) -> Replication | None:
     """A topic that names clusters, and not this one, brokers delete as soon as they load it. Naming none is no word."""
+    found = _replicated(topic, namespace, broker)
+    if (first := _at_first(topic)) is None or found is None:
+        return found
+    early = _replicated(first, namespace, broker)
+    return early and Replication(early.elsewhere & found.elsewhere, early.here and found.here)
+
+
+def _replicated(
+    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
+) -> Replication | None:
     clusters, allowed = replication_clusters(topic, namespace), cluster_names((namespace or {}).get(_ALLOWED))
     here = broker.get(_CLUSTER)
     if clusters is None or allowed is None or here is None:

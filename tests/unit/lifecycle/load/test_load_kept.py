@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.lifecycle.load.monitors import monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import Replication, monitors_in_force
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
 from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
@@ -172,12 +172,63 @@ def test_a_global_ttl_that_is_shorter_than_its_own_keeps_a_topic(
     assert (row["needs"], row["ttl_seconds"], row["kept"]) == (["past_ttl"], 3600, expected)
 
 
-@pytest.mark.parametrize(("own", "sooner"), [(0, True), (61, True), (60, False), (None, False), (-1, False)])
-def test_a_global_ttl_counts_first_where_a_topics_own_is_longer_or_none(own: int | None, sooner: bool) -> None:
+BROKERS = {"ttlDurationDefaultInSeconds": "0", "clusterName": "here"}
+
+
+@pytest.mark.parametrize(
+    ("own", "everywhere", "namespace", "sooner"),
+    [
+        (0, 60, None, True),
+        (61, 60, None, True),
+        (60, 60, None, False),
+        (None, 60, None, False),
+        (-1, 60, None, False),
+        (61, None, 60, True),
+        (0, None, 60, True),
+        (60, None, 60, False),
+        (61, None, None, False),
+        (61, 0, 60, False),
+        (61, None, "60", True),
+    ],
+)
+def test_the_ttl_that_global_policies_leave_in_force_counts_first(
+    own: int | None, everywhere: int | None, namespace: object, sooner: bool
+) -> None:
     topic = Topic.parse(f"{OWN}a")
-    said = TopicPolicies({"messageTTLInSeconds": own}, {"messageTTLInSeconds": 60})
-    layers = Layers({}, {NAMESPACE: {}}, {NAMESPACE: NamespacePolicies({topic: said})})
+    said = TopicPolicies({"messageTTLInSeconds": own}, {"messageTTLInSeconds": everywhere})
+    ours = {} if namespace is None else {"message_ttl_in_seconds": namespace}
+    layers = Layers(BROKERS, {NAMESPACE: ours}, {NAMESPACE: NamespacePolicies({topic: said})})
     assert monitors_in_force(layers).globally_expired == ({str(topic)} if sooner else set())
+
+
+def test_without_global_policies_its_own_ttl_counts_at_once() -> None:
+    topic = Topic.parse(f"{OWN}a")
+    for said in TopicPolicies({"messageTTLInSeconds": 61}), TopicPolicies(None, {"messageTTLInSeconds": 61}):
+        policies = {NAMESPACE: NamespacePolicies({topic: said})}
+        layers = Layers(BROKERS, {NAMESPACE: {"message_ttl_in_seconds": 60}}, policies)
+        assert monitors_in_force(layers).globally_expired == set()
+
+
+@pytest.mark.parametrize(
+    ("own", "everywhere", "namespace", "expected"),
+    [
+        (["here", "far"], None, ["here"], Replication(frozenset(), here=True)),
+        (["here", "far"], ["far"], ["here", "far"], Replication(frozenset({"far"}), here=False)),
+        (["here", "far"], ["here", "far"], [], Replication(frozenset({"far"}), here=True)),
+        (["here"], ["here", "far"], [], Replication(frozenset(), here=True)),
+        (["here", "far"], None, ["far"], Replication(frozenset({"far"}), here=False)),
+        (["here", "far"], "far", ["here"], None),
+    ],
+)
+def test_replication_is_what_global_policies_and_its_own_leave(
+    own: list[str], everywhere: object, namespace: list[str], expected: Replication | None
+) -> None:
+    """A broker deletes replicators, or the topic, by the global policies before the topic's own count."""
+    topic = Topic.parse(f"{OWN}a")
+    said = TopicPolicies({"replicationClusters": own}, {"replicationClusters": everywhere})
+    policies = {NAMESPACE: NamespacePolicies({topic: said})}
+    layers = Layers(BROKERS, {NAMESPACE: {"replication_clusters": namespace}}, policies)
+    assert monitors_in_force(layers).replication.of(topic) == expected
 
 
 def test_messages_that_a_system_cursor_holds_are_not_freed_by_their_ttl(scene: LoadScene) -> None:
