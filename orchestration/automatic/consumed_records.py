@@ -17,6 +17,7 @@ from resources.lifecycle import LifecycleResource
 
 NOTHING_NAMED = "consumed_records.subscriptions in the settings file names nothing"
 OFF = "automation.consumed_records is off"
+STOPPED = {"partition": "string", "code": "string", "reason": "string"}
 
 
 def plan_consumed(where: Cluster) -> dict[str, Any]:
@@ -26,8 +27,9 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
     summary, rows, consumed = plan_consumed_records(where)
     shown: dict[str, Any] = {"stopped": len(consumed.stopped)}
     if consumed.stopped:
-        first, why = next(iter(consumed.stopped.items()))
-        shown["the first that is stopped"] = f"{first}: {why.code}: {why}"
+        stopped = sorted(consumed.stopped.items(), key=lambda item: str(item[0]))
+        rows_of = [{"partition": topic, "code": why.code, "reason": why.text} for topic, why in stopped]
+        shown["what is stopped"] = show.table(rows_of, STOPPED)
     if summary is None or rows is None:
         return shown | {"partitions": 0}
     mode = where.settings.automation.consumed_records.mode

@@ -29,6 +29,7 @@ from pulsar_lifecycle.records.plans.plan_kind import PlanKind
 from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.topic_run import topic_ports
 
 
@@ -122,7 +123,7 @@ def _named(ports: ClusterPorts, name: str) -> list[TopicPartition]:
 
 
 def _of_namespace(ports: ClusterPorts, namespace: Namespace) -> list[TopicPartition]:
-    """Its topics but for system topics."""
+    """Its topics but for system topics, and for what keeps subscriptions' acknowledgements in transactions."""
     path = f"{MANAGED_LEDGERS_ROOT}/{namespace}/persistent"
     listing = ports.store.children([path])[0]
     if isinstance(listing, Unread):
@@ -133,7 +134,7 @@ def _of_namespace(ports: ClusterPorts, namespace: Namespace) -> list[TopicPartit
             local = decode_name(name)
         except CorruptFormat:
             continue  # no topic that a client can name
-        if not local.startswith("__"):
+        if not local.startswith("__") and not local.endswith(PENDING_ACKS):
             found.append(Topic(namespace, local))
     return found
 

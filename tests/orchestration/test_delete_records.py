@@ -138,7 +138,8 @@ def test_what_was_consumed_is_planned_and_applied(jobs: Jobs) -> None:
     page, failure = jobs("plan_consumed_records")
     ids = scene.ids[scene.topic]
     assert (failure, page["partitions"], page["stopped"]) == ("", 1, 1)
-    assert Code.SUBSCRIPTION_MISSING in page["the first that is stopped"]
+    (stopped,) = page["what is stopped"]
+    assert (stopped["partition"], stopped["code"]) == (str(scene.topics[1]), Code.SUBSCRIPTION_MISSING)
     (planned,) = page["sample"]
     assert (planned["partition"], planned["low watermark"]) == (str(scene.topic), f"{ids[2]}:5")
 

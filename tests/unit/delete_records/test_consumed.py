@@ -14,6 +14,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from tests.kit.records.records_scene import RecordsScene
 
 
@@ -102,6 +103,15 @@ def test_a_topic_whose_partitions_are_not_known_stops_no_other() -> None:
     consumed = consumed_offsets(scene.where)
     assert consumed.offsets == {scene.topic: scene.at(3, 5)}
     assert consumed.stopped[Topic.parse(other)].code is Code.TOPIC_UNREAD
+
+
+def test_what_brokers_keep_of_transactions_is_no_topic_of_its_namespace() -> None:
+    scene = scene_with({"acme/orders": ("billing",)})
+    scene.cursor("billing", 3, 4)
+    kept = Topic(scene.topic.namespace, f"{scene.topic.local}-billing{PENDING_ACKS}")
+    scene.cluster.topic(kept, [scene.ids[scene.topic][0] + 1000], entries=10)
+    consumed = consumed_offsets(scene.where)
+    assert (consumed.stopped, list(consumed.offsets)) == ({}, [scene.topic])
 
 
 def test_another_subscription_that_is_behind_keeps_its_messages() -> None:
