@@ -30,6 +30,8 @@ def plan_consumed(where: Cluster) -> dict[str, Any]:
         stopped = sorted(consumed.stopped.items(), key=lambda item: str(item[0]))
         rows_of = [{"partition": topic, "code": why.code, "reason": why.text} for topic, why in stopped]
         shown["what is stopped"] = show.table(rows_of, STOPPED)
+    if consumed.empty:
+        shown["namespaces without a topic"] = show.bullets(consumed.empty)
     if summary is None or rows is None:
         return shown | {"partitions": 0}
     mode = where.settings.automation.consumed_records.mode

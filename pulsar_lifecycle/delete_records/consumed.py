@@ -35,11 +35,15 @@ from pulsar_lifecycle.topics.topic_run import topic_ports
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Where each topic of the policy may be cut, and why others stay as they are; ``named``: who counts for each."""
+    """Where each topic of the policy may be cut, and why others stay as they are; ``named``: who counts for each.
+
+    ``empty``: namespaces of the policy that have no topic; one of them may be misspelt.
+    """
 
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict[TopicPartition, Offset])
     stopped: Mapping[TopicPartition, Why] = field(default_factory=dict[TopicPartition, Why])
     named: Mapping[TopicPartition, tuple[str, ...]] = field(default_factory=dict[TopicPartition, tuple[str, ...]])
+    empty: tuple[str, ...] = ()
 
 
 def plan_consumed_records(cluster: Cluster) -> tuple[PlanSummary | None, pa.Table | None, Consumed]:
@@ -60,7 +64,7 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
     offsets: dict[TopicPartition, Offset] = {}
     with cluster.ports(read_only=True) as connections, topic_ports(cluster, read_only=True) as ports:
         ports.store.sync("/")
-        named, stopped = _topics(connections, policy)
+        named, stopped, empty = _topics(connections, policy)
         for topic, names in named.items():
             try:
                 offsets[topic] = _lowest(ports, cluster.settings.bookkeeper.ledgers_root, topic, names)
@@ -68,7 +72,7 @@ def consumed_offsets(cluster: Cluster) -> Consumed:
                 stopped[topic] = why_refused(refusal)
             except LifecycleError as error:
                 stopped[topic] = Why(Code.CURSORS_UNREAD, f"its cursors could not be read: {error}")
-    return Consumed(offsets, stopped, named)
+    return Consumed(offsets, stopped, named, empty)
 
 
 def stopped_since(
@@ -91,25 +95,27 @@ _NOT_NAMED = Why(RecordsError.CHANGED, "consumed_records.subscriptions does not 
 
 def _topics(
     ports: ClusterPorts, policy: Mapping[str, tuple[str, ...]]
-) -> tuple[dict[TopicPartition, tuple[str, ...]], dict[TopicPartition, Why]]:
-    """The subscriptions that count for each topic, and partitioned topics whose partitions are not known.
+) -> tuple[dict[TopicPartition, tuple[str, ...]], dict[TopicPartition, Why], tuple[str, ...]]:
+    """The subscriptions that count for each topic, partitioned topics whose partitions are not known, empty namespaces.
 
     What names a partition goes before what names its topic, and that before what names its namespace. So it does for a
     partition that only its namespace shows, as its topic's metadata does not name it, is lost or cannot be read.
     """
     found: dict[TopicPartition, tuple[str, ...]] = {}
     unread: dict[TopicPartition, Why] = {}
+    empty: list[str] = []
     own = {Topic.parse(name): names for name, names in policy.items() if "://" in name}
     for name in sorted(policy, key=_narrowness):
         if "://" not in name:
             of_namespace = _of_namespace(ports, Namespace.parse(name))
+            empty += [] if of_namespace else [name]
             found |= {topic: own.get(topic.partitioned_parent, policy[name]) for topic in of_namespace}
             continue
         try:
             found |= dict.fromkeys(_named(ports, name), policy[name])
         except (CorruptFormat, RefusedBy) as error:
             unread[Topic.parse(name)] = Why(Code.TOPIC_UNREAD, f"its partitions are not known: {error}")
-    return found, unread
+    return found, unread, tuple(empty)
 
 
 def _narrowness(name: str) -> int:

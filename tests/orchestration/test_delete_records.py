@@ -133,9 +133,10 @@ def test_neither_a_plan_nor_partitions_is_refused(jobs: Jobs) -> None:
 def test_what_was_consumed_is_planned_and_applied(jobs: Jobs) -> None:
     scene = jobs.scene
     assert jobs("plan_consumed_records") == ({"not done": NOTHING_NAMED}, "")
-    scene.consumed = {"acme/orders": ("billing",)}
+    scene.consumed = {"acme/orders": ("billing",), "acme/oders": ("billing",)}
     scene.cursor("billing", 2, 4)
     page, failure = jobs("plan_consumed_records")
+    assert "acme/oders" in page["namespaces without a topic"]
     ids = scene.ids[scene.topic]
     assert (failure, page["partitions"], page["stopped"]) == ("", 1, 1)
     (stopped,) = page["what is stopped"]

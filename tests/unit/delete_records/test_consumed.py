@@ -105,6 +105,13 @@ def test_a_topic_whose_partitions_are_not_known_stops_no_other() -> None:
     assert consumed.stopped[Topic.parse(other)].code is Code.TOPIC_UNREAD
 
 
+def test_a_namespace_that_has_no_topic_is_named() -> None:
+    scene = scene_with({"acme/orders": ("billing",), "acme/oders": ("billing",)})
+    scene.cursor("billing", 3, 4)
+    consumed = consumed_offsets(scene.where)
+    assert (consumed.empty, list(consumed.offsets)) == (("acme/oders",), [scene.topic])
+
+
 def test_what_brokers_keep_of_transactions_is_no_topic_of_its_namespace() -> None:
     scene = scene_with({"acme/orders": ("billing",)})
     scene.cursor("billing", 3, 4)
