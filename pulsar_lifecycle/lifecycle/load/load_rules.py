@@ -25,6 +25,7 @@ from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
 )
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import LedgersOnceLoaded, TopicTables
 from pulsar_lifecycle.lifecycle.load.monitors import (
+    DEDUPLICATION,
     FUNCTION,
     LEFT_LOADED,
     REPLICATOR,
@@ -96,6 +97,10 @@ class LoadKept(StrEnum):
     """It has unread messages, and global policies beside its own. A broker that loads it takes the global ones first,
     and drops what is past their TTL, or the namespace's where they have none; its own is longer, or none. No setting
     lifts this."""
+    DEDUPLICATION_WOULD_FORGET = "deduplication_would_forget"
+    """It has deduplication, and global policies beside its own. A broker that loads it takes the global ones first: by
+    these, or the namespace where they say nothing of it, deduplication is off, and the broker deletes `pulsar.dedup`,
+    with what producers have sent by then. What they send again would be stored again. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
     """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
     not known, or by which names functions subscribe."""
@@ -347,6 +352,8 @@ def _monitored(
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
     if row["unread"] and str(topic.partitioned_parent) in monitors.globally_expired:
         found.append(LoadKept.GLOBAL_TTL_WOULD_EXPIRE)
+    if DEDUPLICATION in cursors and str(topic.partitioned_parent) in monitors.forgotten:
+        found.append(LoadKept.DEDUPLICATION_WOULD_FORGET)
     if not sends <= replication.elsewhere:
         found.append(LoadKept.REPLICATOR_WOULD_BE_DELETED)
     if len(stays) < len(subscriptions):

@@ -8,7 +8,7 @@ Belongs here: the policies in force by topic, namespace and brokers. Pure. Not h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +43,18 @@ _ALLOWED, _CLUSTER = "allowed_clusters", "clusterName"
 _DELETED = "deleted"
 _COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
 _BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
+_DEDUPLICATES, _BROKER_DEDUPLICATES = "deduplicationEnabled", "brokerDeduplicationEnabled"
 BROKER_NAMES = frozenset(
     {
         *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
         *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER, _BROKER_COMPACTS),
+        _BROKER_DEDUPLICATES,
     }
 )
 """What broker.conf calls all that brokers have a say in."""
 
+CURSOR_ALONE = (1 << 63) - 1
+"""A threshold of compaction that no topic reaches: its cursor is made all the same."""
 LEFT_LOADED = 86_400_000
 """How long (ms) a run that dies may leave a topic loaded, until the next one unloads it."""
 
@@ -82,11 +86,12 @@ class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
     ``eviction``: whether a backlog quota is in force by which brokers drop unread messages. ``compaction``: of how many
-    bytes brokers begin a compaction by themselves, 0 for never.
+    bytes brokers begin a compaction by themselves, 0 for never, and no cursor of one either.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
     ``replicator``: how replicators' cursors begin; None: unknown. ``deleted``: namespaces that are being deleted.
     ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by another TTL than theirs, as it
     takes them by :func:`_at_first`. ``replication`` is what is left to a topic by that and by what is in force.
+    ``forgotten``: topics, or partitioned ones, with deduplication, for which it is off at first by that, or may be.
     """
 
     ttl: InForce[int | None]
@@ -99,6 +104,7 @@ class Monitors:
     replicator: str | None = REPLICATOR
     deleted: frozenset[str] = frozenset()
     globally_expired: frozenset[str] = frozenset()
+    forgotten: frozenset[str] = frozenset()
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
@@ -128,7 +134,8 @@ def monitors_in_force(layers: Layers) -> Monitors:
         frozenset(one.strip() for one in names.split(",") if one.strip()),
         f"{prefix}." if prefix else None,
         frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
-        _globally_expired(layers),
+        _where_at_first(layers, _sooner),
+        _where_at_first(layers, _forgets),
     )
 
 
@@ -161,12 +168,15 @@ def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapp
     return _number(broker, _BROKER_TTL)
 
 
-def _globally_expired(layers: Layers) -> frozenset[str]:
+def _where_at_first(
+    layers: Layers, rule: Callable[[TopicPolicies, TopicPolicies, Mapping[str, Any], Mapping[str, str]], bool]
+) -> frozenset[str]:
+    """Topics for which a rule holds of what counts :func:`_at_first` and of their policies."""
     return frozenset(
         str(topic)
         for namespace, own in layers.topics.items()
         for topic, said in own.topics.items()
-        if (first := _at_first(said)) and _sooner(first, said, layers.namespaces[namespace], layers.brokers)
+        if (first := _at_first(said)) and rule(first, said, layers.namespaces[namespace], layers.brokers)
     )
 
 
@@ -176,6 +186,20 @@ def _sooner(
     """Whether the TTL of ``first`` ends before that of ``topic``, or may."""
     early, own = _ttl(first, namespace, broker), _ttl(topic, namespace, broker)
     return early is None or (early > 0 and (not own or own > early))
+
+
+def _forgets(
+    first: TopicPolicies, topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
+) -> bool:
+    """``MessageDeduplication.checkStatus`` deletes its cursor where it is off as the topic is loaded."""
+    return _deduplicates(topic, namespace, broker) is not False and _deduplicates(first, namespace, broker) is not True
+
+
+def _deduplicates(topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]) -> bool | None:
+    for said in (topic.first(_DEDUPLICATES), namespace.get(_DEDUPLICATES)):
+        if said is not None:
+            return said if type(said) is bool else None
+    return {"true": True, "false": False}.get(broker.get(_BROKER_DEDUPLICATES, ""))
 
 
 def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:
@@ -273,7 +297,16 @@ def _replicated(
 
 
 def _compaction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
-    """The threshold of the topic, else of its namespace, else the brokers' own; 0, or less, is none."""
+    """A threshold that counts :func:`_at_first` alone makes the cursor of a compaction, and begins none."""
+    found, first = _threshold(topic, namespace, broker), _at_first(topic)
+    if found != 0 or first is None:
+        return found
+    early = _threshold(first, namespace, broker)
+    return early and CURSOR_ALONE
+
+
+def _threshold(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
+    """That of the topic, else of its namespace, else the brokers' own; 0, or less, is none."""
     for said in (topic.first(_COMPACTS), (namespace or {}).get(_NAMESPACE_COMPACTS)):
         if said is not None:
             return max(0, said) if type(said) is int else None

@@ -28,6 +28,8 @@ _POLICIES = {
         {"name": "isGlobal", "type": ["null", "boolean"]},
         {"name": "inactiveTopicPolicies", "type": ["null", _INACTIVE]},
         {"name": "messageTTLInSeconds", "type": ["null", "int"]},
+        {"name": "deduplicationEnabled", "type": ["null", "boolean"]},
+        {"name": "compactionThreshold", "type": ["null", "long"]},
     ],
 }
 EVENT = {

@@ -10,10 +10,7 @@ import pytest
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.lifecycle.load.monitors import Replication, monitors_in_force
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
 from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, MINUTE, NAMESPACE
@@ -172,63 +169,23 @@ def test_a_global_ttl_that_is_shorter_than_its_own_keeps_a_topic(
     assert (row["needs"], row["ttl_seconds"], row["kept"]) == (["past_ttl"], 3600, expected)
 
 
-BROKERS = {"ttlDurationDefaultInSeconds": "0", "clusterName": "here"}
-
-
 @pytest.mark.parametrize(
-    ("own", "everywhere", "namespace", "sooner"),
-    [
-        (0, 60, None, True),
-        (61, 60, None, True),
-        (60, 60, None, False),
-        (None, 60, None, False),
-        (-1, 60, None, False),
-        (61, None, 60, True),
-        (0, None, 60, True),
-        (60, None, 60, False),
-        (61, None, None, False),
-        (61, 0, 60, False),
-        (61, None, "60", True),
-    ],
+    ("shared", "cursor", "expected"),
+    [({"compactionThreshold": 0}, True, "deduplication_would_forget"), (None, True, None), ({}, False, None)],
 )
-def test_the_ttl_that_global_policies_leave_in_force_counts_first(
-    own: int | None, everywhere: int | None, namespace: object, sooner: bool
+def test_a_topic_stays_whose_deduplication_counts_too_late(
+    scene: LoadScene, shared: dict[str, int] | None, cursor: bool, expected: str | None
 ) -> None:
-    topic = Topic.parse(f"{OWN}a")
-    said = TopicPolicies({"messageTTLInSeconds": own}, {"messageTTLInSeconds": everywhere})
-    ours = {} if namespace is None else {"message_ttl_in_seconds": namespace}
-    layers = Layers(BROKERS, {NAMESPACE: ours}, {NAMESPACE: NamespacePolicies({topic: said})})
-    assert monitors_in_force(layers).globally_expired == ({str(topic)} if sooner else set())
-
-
-def test_without_global_policies_its_own_ttl_counts_at_once() -> None:
-    topic = Topic.parse(f"{OWN}a")
-    for said in TopicPolicies({"messageTTLInSeconds": 61}), TopicPolicies(None, {"messageTTLInSeconds": 61}):
-        policies = {NAMESPACE: NamespacePolicies({topic: said})}
-        layers = Layers(BROKERS, {NAMESPACE: {"message_ttl_in_seconds": 60}}, policies)
-        assert monitors_in_force(layers).globally_expired == set()
-
-
-@pytest.mark.parametrize(
-    ("own", "everywhere", "namespace", "expected"),
-    [
-        (["here", "far"], None, ["here"], Replication(frozenset(), here=True)),
-        (["here", "far"], ["far"], ["here", "far"], Replication(frozenset({"far"}), here=False)),
-        (["here", "far"], ["here", "far"], [], Replication(frozenset({"far"}), here=True)),
-        (["here"], ["here", "far"], [], Replication(frozenset(), here=True)),
-        (["here", "far"], None, ["far"], Replication(frozenset({"far"}), here=False)),
-        (["here", "far"], "far", ["here"], None),
-    ],
-)
-def test_replication_is_what_global_policies_and_its_own_leave(
-    own: list[str], everywhere: object, namespace: list[str], expected: Replication | None
-) -> None:
-    """A broker deletes replicators, or the topic, by the global policies before the topic's own count."""
-    topic = Topic.parse(f"{OWN}a")
-    said = TopicPolicies({"replicationClusters": own}, {"replicationClusters": everywhere})
-    policies = {NAMESPACE: NamespacePolicies({topic: said})}
-    layers = Layers(BROKERS, {NAMESPACE: {"replication_clusters": namespace}}, policies)
-    assert monitors_in_force(layers).replication.of(topic) == expected
+    """A broker takes global policies first as it loads a topic; one whose `pulsar.dedup` goes takes messages again."""
+    ids, topic = scene.topic("a", 330, 240, 180), Topic.parse(f"{OWN}a")
+    scene.servers.cursor(topic, "s", at=ids[0])
+    if cursor:
+        stands_at_end(scene, ids[2], "pulsar.dedup")
+    scene.namespace(message_ttl_in_seconds=3600)
+    scene.configure(brokerDeduplicationEnabled="false")
+    set_topic_policies(scene.servers, topic, {"deduplicationEnabled": True}, shared)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
 
 
 def test_messages_that_a_system_cursor_holds_are_not_freed_by_their_ttl(scene: LoadScene) -> None:
@@ -298,14 +255,18 @@ def test_what_waits_for_a_compaction_in_an_open_ledger_may_be_any_amount(scene: 
     assert stored(scene)["a"]["kept"] == "compaction_would_begin"
 
 
-def test_a_topics_own_compaction_threshold_counts_before_its_namespaces() -> None:
-    topic, other = Topic.parse(f"{OWN}a"), Topic.parse(f"{OWN}b")
-    brokers, threshold = {"brokerServiceCompactionThresholdInBytes": "7"}, {"compaction_threshold": 5}
-    own = NamespacePolicies({topic: TopicPolicies(local={"compactionThreshold": 0})})
-    found = monitors_in_force(Layers(brokers, {NAMESPACE: threshold}, {NAMESPACE: own})).compaction
-    assert (found.of(topic), found.of(other)) == (0, 5)
-    assert monitors_in_force(Layers(brokers, {NAMESPACE: {}}, {NAMESPACE: own})).compaction.of(other) == 7
-    assert monitors_in_force(Layers({}, {NAMESPACE: {}}, {NAMESPACE: own})).compaction.of(other) is None
+@pytest.mark.parametrize(("compacted", "expected"), [(None, "compaction_would_begin"), (0, None)])
+def test_a_cursor_of_a_compaction_that_a_load_would_make_keeps_the_topic(
+    scene: LoadScene, compacted: int | None, expected: str | None
+) -> None:
+    ids, topic = scene.topic("a", 330, 240, 180), Topic.parse(f"{OWN}a")
+    scene.servers.cursor(topic, "s", at=ids[0])
+    if compacted is not None:
+        stands_at_end(scene, ids[compacted], "__compaction")
+    scene.namespace(message_ttl_in_seconds=3600)
+    set_topic_policies(scene.servers, topic, {"compactionThreshold": 0}, {"compactionThreshold": 1})
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
 
 
 def test_a_quota_of_the_brokers_counts_where_nobody_says_more(scene: LoadScene) -> None:
