@@ -57,6 +57,7 @@ _NOT_SENT = (
 )
 _SENT_WHEN_LOADED = "its replication to the other cluster, once a broker has the topic loaded"
 _DROPPED_WHEN_LOADED = f"{_SENT_WHEN_LOADED}; that broker drops what is past its TTL"
+_NO_DEDUPLICATION = "the topic's next load: deduplication is off, and a broker that loads it so deletes this cursor"
 _NOT_HERE = "nothing: its replication clusters leave this cluster out, and a broker that loads the topic deletes it"
 
 
@@ -75,6 +76,8 @@ def moved_by_whom(
         if loaded:
             return _MOVES[REPLICATOR]
         return _SENT_WHEN_LOADED if monitors.ttl.of(topic) == 0 else _DROPPED_WHEN_LOADED
+    if monitors and cursor == DEDUPLICATION and monitors.is_undeduplicated(topic):
+        return _NO_DEDUPLICATION
     moves = next((text for begin, text in _MOVES.items() if cursor.startswith(begin)), MOVES_SUBSCRIPTION)
     moves = f"{_ENDS_TRANSACTIONS}; or {moves}" if CursorHold.TRANSACTIONS in holds else moves
     return f"{_ENDS_ITS_TRANSACTION}; or {moves}" if CursorHold.SENT_IN_TRANSACTION in holds else moves

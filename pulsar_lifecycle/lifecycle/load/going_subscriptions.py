@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION, Monitors
+from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, Monitors, by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
@@ -97,6 +97,15 @@ def inactive_subscriptions(
         found[n] = at >= 0 and unloaded[at] and names[n].as_py() in named.get(topics[at], ())
     found = _all_of(cursors.num_rows, pa.array(found), _may_go(cursors, idle, monitors, kept))
     return found & ~_share_a_name(cursors, found)
+
+
+def ended_deduplication(cursors: pa.Table, listed: pa.Table, monitors: Monitors) -> Any:
+    """Whether each cursor is that of deduplication, and its broker deletes it as deduplication is off, as numpy."""
+    found = np.asarray(pc.fill_null(pc.equal(cursors.column("cursor"), DEDUPLICATION), False))
+    if not found.any():
+        return found
+    off = pc.equal(by_topic(listed, monitors.deduplication), 0)
+    return found & np.asarray(pc.fill_null(off.take(_row(cursors, listed)), False))
 
 
 def _row(cursors: pa.Table, listed: pa.Table) -> Any:

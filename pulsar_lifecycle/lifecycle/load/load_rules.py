@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
     Inactive,
+    ended_deduplication,
     expired_subscriptions,
     inactive_subscriptions,
 )
@@ -60,6 +61,8 @@ class LoadNeed(StrEnum):
     SUBSCRIPTION_EXPIRED = "subscription_expired"
     """A subscription needs ledgers, and nobody has used it for longer than `subscriptionExpirationTimeMinutes`, as the
     broker wrote down that had its topic last. Brokers count from their load on: it is deleted at the topic's broker."""
+    DEDUPLICATION_ENDED = "deduplication_ended"
+    """Cursor `pulsar.dedup` needs ledgers, and deduplication is off: a broker that loads the topic deletes it."""
     SUBSCRIPTION_INACTIVE = "subscription_inactive"
     """The scan's plan of inactive subscriptions has one of it, and `load.inactive_subscriptions` names the topic: it is
     deleted at the topic's broker, whatever it keeps."""
@@ -79,9 +82,9 @@ class LoadKept(StrEnum):
     BACKLOG_WOULD_BE_EVICTED = "backlog_would_be_evicted"
     """It has unread messages, its broker drops those beyond a quota, and `load.backlog_eviction` does not name it."""
     COMPACTION_WOULD_BEGIN = "compaction_would_begin"
-    """It has a compaction threshold, and `load.compaction` does not name it: its broker would begin a compaction, as
-    more than that waits for one, or make a cursor `__compaction` before all its messages, which holds its ledgers until
-    a compaction has read them."""
+    """It has a compaction threshold, be it a global one beside its own, and `load.compaction` does not name it: its
+    broker would begin a compaction, as more than that waits for one, or make a cursor `__compaction` before all its
+    messages, which holds its ledgers until a compaction has read them."""
     NAMESPACE_DELETED = "namespace_deleted"
     """Its namespace is being deleted, or that broke off: its policies say `deleted`, and brokers load no topic of it.
     No setting lifts this."""
@@ -172,12 +175,13 @@ def topics_to_load(
         choice.kept_subscriptions,
         inactive.by_topic,
     )
-    found = _rows(tables, inputs, monitors, choice, now, expired & ~unused, unused)
+    ended = ended_deduplication(tables.cursors, tables.listed, monitors)
+    found = _rows(tables, inputs, monitors, choice, now, expired & ~unused, unused, ended)
     for row in found:
         if row["kept"] is None and not inactive.staying.isdisjoint(inactive_pairs(row)):
             row["kept"] = str(LoadKept.PARTITION_STAYS)
     if not inactive.planned and any(row["kept"] and row["inactive_subscriptions"] for row in found):
-        others = _rows(tables, inputs, monitors, choice, now, expired, np.zeros(len(unused), bool))
+        others = _rows(tables, inputs, monitors, choice, now, expired, np.zeros(len(unused), bool), ended)
         without = {row["topic"]: row for row in others if row["kept"] is None}
         found = [without.get(row["topic"], row) if row["kept"] else row for row in found]
     for row in found:
@@ -193,24 +197,32 @@ def inactive_pairs(row: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def _rows(
-    tables: TopicTables, inputs: pa.Table, monitors: Monitors, choice: LoadChoice, now: int, expired: Any, unused: Any
+    tables: TopicTables,
+    inputs: pa.Table,
+    monitors: Monitors,
+    choice: LoadChoice,
+    now: int,
+    expired: Any,
+    unused: Any,
+    ended: Any,
 ) -> list[dict[str, Any]]:
-    """``expired`` and ``unused``: which of the cursors (numpy) are deleted, as what."""
-    gone = expired | unused
+    """``expired``, ``unused`` and ``ended``: which of the cursors (numpy) are deleted, as what."""
+    gone = expired | unused | ended
     rows = LedgersOnceLoaded.of(tables, inputs, monitors, gone, now)
     minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
     idle = np.asarray(pc.is_in(whole(inputs.column("managed_ledger")), tables.idle))
     open_expired = rows.any_of(rows.open_expired)
+    released = rows.any_of(rows.released) & np.asarray(pc.fill_null(limited, False))
     needs = {
         LoadNeed.LAST_LEDGER_EXPIRED: rows.any_of(rows.last & rows.due & ~rows.kept_before),
         LoadNeed.OPEN_EXPIRED: open_expired,
         LoadNeed.BEFORE_OPEN: rows.any_of(rows.goes & rows.due & ~rows.last) & idle & ~open_expired,
         LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
-        LoadNeed.SUBSCRIPTION_EXPIRED: rows.any_of(rows.released) & np.asarray(pc.fill_null(limited, False)),
+        LoadNeed.SUBSCRIPTION_EXPIRED: released & _having(tables.listed, tables.cursors, expired),
+        LoadNeed.DEDUPLICATION_ENDED: released & _having(tables.listed, tables.cursors, ended),
         LoadNeed.SUBSCRIPTION_INACTIVE: _having(tables.listed, tables.cursors, unused) & (rows.ends >= 0),
     }
-    needs[LoadNeed.SUBSCRIPTION_EXPIRED] &= _having(tables.listed, tables.cursors, expired)
     subscribed = np.asarray(pc.fill_null(pc.greater(inputs.column("durable_cursors"), 0), True))
     unread = rows.any_of(rows.held | rows.released) | ((open_expired | needs[LoadNeed.BEFORE_OPEN]) & subscribed)
     unsent = rows.any_of(rows.unsent)

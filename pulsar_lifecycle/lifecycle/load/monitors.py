@@ -9,7 +9,7 @@ Belongs here: the policies in force by topic, namespace and brokers. Pure. Not h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +92,7 @@ class Monitors:
     ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by another TTL than theirs, as it
     takes them by :func:`_at_first`. ``replication`` is what is left to a topic by that and by what is in force.
     ``forgotten``: topics, or partitioned ones, with deduplication, for which it is off at first by that, or may be.
+    ``deduplication``: 1 where it is on, else 0. A broker that loads a topic without it deletes its cursor.
     """
 
     ttl: InForce[int | None]
@@ -105,11 +106,16 @@ class Monitors:
     deleted: frozenset[str] = frozenset()
     globally_expired: frozenset[str] = frozenset()
     forgotten: frozenset[str] = frozenset()
+    deduplication: InForce[int | None] = field(default_factory=lambda: InForce({}))
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
         known = self.replicator is not None and is_subscription(cursor, self.replicator)
         return known and cursor not in self.system_cursors
+
+    def is_undeduplicated(self, topic: Topic) -> bool:
+        """Whether deduplication is known to be off for a topic."""
+        return str(topic.namespace) in self.deduplication.by_namespace and self.deduplication.of(topic) == 0
 
     def replicates(self, cursor: str) -> bool:
         """Whether a replicator reads by a cursor; brokers expire its messages, too."""
@@ -136,6 +142,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
         _where_at_first(layers, _sooner),
         _where_at_first(layers, _forgets),
+        _known(layers, layers.in_force(_DEDUPLICATES, _deduplication)),
     )
 
 
@@ -195,11 +202,16 @@ def _forgets(
     return _deduplicates(topic, namespace, broker) is not False and _deduplicates(first, namespace, broker) is not True
 
 
-def _deduplicates(topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]) -> bool | None:
-    for said in (topic.first(_DEDUPLICATES), namespace.get(_DEDUPLICATES)):
+def _deduplicates(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> bool | None:
+    for said in (topic.first(_DEDUPLICATES), (namespace or {}).get(_DEDUPLICATES)):
         if said is not None:
             return said if type(said) is bool else None
     return {"true": True, "false": False}.get(broker.get(_BROKER_DEDUPLICATES, ""))
+
+
+def _deduplication(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
+    said = _deduplicates(topic, namespace, broker)
+    return None if said is None else int(said)
 
 
 def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:

@@ -46,6 +46,17 @@ def test_a_hole_in_acknowledgements_is_named(scene: RetentionScene) -> None:
     assert found == {"hole": ((CursorHold.HOLE,), 1), "s": ((), 0)}
 
 
+def test_the_cursor_of_ended_deduplication_goes_by_a_load(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 330, 240)
+    scene.servers.cursor(Topic.parse(f"persistent://{NAMESPACE}/a"), "pulsar.dedup", at=ids[0])
+    scene.scan()
+    for said, begin in (("false", "the topic's next load"), ("true", "its broker's next deduplication snapshot")):
+        admin = scene.servers.admin
+        admin.configuration = dict.fromkeys(admin.broker_ids, {"brokerDeduplicationEnabled": said})
+        first, _ = explained(scene, "a").ledgers
+        assert first.freed_by.startswith(begin)
+
+
 def test_a_delayed_index_is_named(scene: RetentionScene) -> None:
     ids = scene.topic("a", 400, 390)
     topic = Topic.parse(f"persistent://{NAMESPACE}/a")

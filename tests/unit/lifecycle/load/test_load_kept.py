@@ -188,6 +188,22 @@ def test_a_topic_stays_whose_deduplication_counts_too_late(
     assert stored(scene)["a"]["kept"] == expected
 
 
+@pytest.mark.parametrize(
+    ("namespace", "brokers", "freed"), [(None, "false", True), (True, "false", False), (None, None, False)]
+)
+def test_a_load_frees_what_a_cursor_of_ended_deduplication_holds(
+    scene: LoadScene, namespace: bool | None, brokers: str | None, freed: bool
+) -> None:
+    """A broker deletes `pulsar.dedup` as it loads a topic whose deduplication is off; the last ledger becomes young."""
+    ids, topic = scene.topic("a", 330, 240, 180, cursor=2), Topic.parse(f"{OWN}a")
+    scene.servers.cursor(topic, "pulsar.dedup", at=ids[0])
+    scene.namespace(deduplicationEnabled=namespace)
+    scene.configure(brokerDeduplicationEnabled=brokers)
+    _, rows = plan(scene)
+    found = [(row["needs"], row["trims"]) for row in rows]
+    assert found == ([(["deduplication_ended"], ids[:2])] if freed else [])
+
+
 def test_messages_that_a_system_cursor_holds_are_not_freed_by_their_ttl(scene: LoadScene) -> None:
     scene.configure(additionalSystemCursorNames="[audit]")
     ids = scene.topic("a", 330, 240, 0)
