@@ -1,4 +1,4 @@
-"""Subscriptions past their expiration time, on real brokers: a load deletes what a broker that kept the topic would.
+"""Cursors that go by a load, on real brokers: subscriptions past their expiration time, and that of deduplication.
 
 The brokers do by themselves what production's do, every minute at most.
 """
@@ -24,7 +24,7 @@ from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
 from tests.integration.lifecycle.loads import CONTENTS, no_retention, notes, pipeline_of, planned
-from tests.integration.lifecycle.retention import keep_inactive_topics, loaded
+from tests.integration.lifecycle.retention import BUNDLES, keep_inactive_topics, loaded
 from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
@@ -103,3 +103,44 @@ def test_a_visit_deletes_what_a_broker_that_kept_the_topic_would_have(
         about = details_of(Subscription, deleted[0]["detail"])
         assert about
         assert replace(about, czxid=None) == Subscription("abandoned", ids[0], -1)
+
+
+def test_a_load_frees_what_ended_deduplication_held_and_ends_none(
+    production: Cluster, spark: None, tmp_path: Path
+) -> None:
+    """Brokers take global policies first: deduplication that only a topic's own turn on would forget its producers."""
+    cluster = production
+    namespace = new_namespace(cluster, "deduplicated", BUNDLES)
+    on, ended, late = names = [f"persistent://{namespace}/{name}" for name in ("on", "ended", "late")]
+    with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin:
+        no_retention(admin, namespace)
+        keep_inactive_topics(admin, namespace)
+        ids: dict[str, set[int]] = {}
+        for topic in names:
+            client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest).close()
+            admin.topic("POST", topic, "/deduplicationEnabled", True)
+            wait_for("deduplication", lambda one=topic: "pulsar.dedup" in subscriptions(cluster, one))
+            ids[topic] = set(topics.publish(client, topic, CONTENTS))
+        admin.topic("POST", ended, "/subscription/s/skip_all")
+        admin.topic("POST", late, "/retention?isGlobal=true", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        for topic in names:
+            admin.unload(topic)
+        admin.topic("DELETE", ended, "/deduplicationEnabled")
+        wait_unlisted(cluster, names)
+        wait_until_unloaded_counts(time.time())
+        admin.call("POST", f"/v2/namespaces/{namespace}/messageTTL", 1)
+
+        pipeline = pipeline_of(cluster, tmp_path, [namespace])
+        plan, rows = planned(pipeline)
+        assert rows[late]["kept"] == "deduplication_would_forget"
+        assert "deduplication_ended" in rows[ended]["needs"]
+        assert ids[ended] <= set(rows[ended]["trims"])
+        found = load_topics(pipeline.where, "load", Order(plan.plan_id, plan.digest), dry_run=False)
+        assert not [one for one in found if one.outcome is Outcome.FAILED], found
+        wait_unlisted(cluster, names)
+        assert ids[ended].isdisjoint(listed(cluster, ended))
+        assert {topic: "pulsar.dedup" in subscriptions(cluster, topic) for topic in names} == {
+            on: True,
+            ended: False,
+            late: True,
+        }

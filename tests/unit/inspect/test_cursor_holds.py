@@ -52,7 +52,7 @@ def test_the_cursor_of_ended_deduplication_goes_by_a_load(scene: RetentionScene)
     scene.scan()
     for said, begin in (("false", "the topic's next load"), ("true", "its broker's next deduplication snapshot")):
         admin = scene.servers.admin
-        admin.configuration = dict.fromkeys(admin.broker_ids, {"brokerDeduplicationEnabled": said})
+        admin.configuration = {one: {"brokerDeduplicationEnabled": said} for one in admin.broker_ids}
         first, _ = explained(scene, "a").ledgers
         assert first.freed_by.startswith(begin)
 
