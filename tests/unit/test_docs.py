@@ -319,6 +319,7 @@ def test_options_that_pages_name_exist() -> None:
     wrong = [
         f"{page}: {option}"
         for page, code in inline()
+        if not code.startswith("pulsar-admin ")
         for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
         if option not in known
     ]
