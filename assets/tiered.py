@@ -295,7 +295,7 @@ def _how_to_apply(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> str:
     modes = {settings.automation.offload.mode, settings.automation.bookkeeper_copies.mode}
     alone = [text for mode in Automation if mode in modes and (text := show.by_itself(plan, mode))]
     how = (
-        "\n\n".join([*alone, f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"])
+        "\n\n".join([*alone, f"Launch job `offload` with this configuration:\n\n```json\n{config}\n```"])
         if plan.actionable
         else "**Report only.**\n\n" + "\n".join(f"- {gap.line}" for gap in plan.gaps[:50])
     )

@@ -106,7 +106,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table, mode: Automation) -> dict[s
         run_config(summary),
         job="apply_retention",
         nothing="Nothing is past its retention that could go.",
-        then="The ledgers leave their topics' lists; job `delete_pending` then decides each afresh.",
+        then="Ledgers leave their topics' lists; job `delete_pending` then decides each afresh.",
         mode=mode,
     )
     return {

@@ -94,9 +94,9 @@ def bullets(items: Sequence[object], most: int = SAMPLE) -> dg.MetadataValue:
 
 
 def applied_by(plan_id: str, called: str = "") -> str:
-    """A link, as Markdown, to the runs that applied a plan; ``called``: instead of its id."""
+    """A link, as Markdown, to the runs that applied a plan, those of backfills too; ``called``: instead of its id."""
     tag = quote(f"tag:{APPLIED_PLAN}{plan_id}={APPLIED}", safe="")
-    return f"[Runs that applied {called or plan_id}](/runs?q%5B0%5D={tag})"
+    return f"[Runs that applied {called or plan_id}](/runs?view=runs&q%5B0%5D={tag})"
 
 
 def plan_uri(where: Cluster, plan_id: str) -> str:
@@ -165,7 +165,7 @@ def planned(
     else:
         alone = by_itself(plan, mode)
         how = f"{alone}\n\nBy hand: " if alone else ""
-        how += f"Launch job `{job}` with this run configuration:\n\n```json\n{json.dumps(run_config, indent=1)}\n```"
+        how += f"Launch job `{job}` with this configuration:\n\n```json\n{json.dumps(run_config, indent=1)}\n```"
         how += f"\n\n{applied_by(plan.plan_id, 'it')}\n\n{whole_plan(plan.plan_id)}"
         how += f"\n\n{then}" if then else ""
     return {

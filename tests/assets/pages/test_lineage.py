@@ -367,7 +367,7 @@ def test_the_page_of_a_plan_leads_to_the_runs_that_applied_it(scene: RetentionSc
     scene.topic("a", 100, 100)
     summary, _ = make_retention_plan(scene.cluster, scene.scan())
     how = show.planned(summary, run_config(summary), job="apply_retention", nothing="")["how to apply"]
-    assert f"/runs?q%5B0%5D=tag%3Alifecycle.plan%2F{summary.plan_id}%3Dapplied" in str(how.value)
+    assert f"/runs?view=runs&q%5B0%5D=tag%3Alifecycle.plan%2F{summary.plan_id}%3Dapplied" in str(how.value)
     assert f"pulsar-lifecycle plan {summary.plan_id} --json" in str(how.value)
 
 
