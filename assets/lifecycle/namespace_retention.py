@@ -76,15 +76,22 @@ def _shown(
     own = rows.filter(pc.equal(rows.column("namespace"), name))
     mine = [one for one in done if f"://{name}/" in one.topic]
     gone = [one for one in mine if one.outcome == Outcome.REMOVED]
-    outcomes = Counter((one.outcome.value, one.why.code.value) for one in mine)
-    cells = [(*kind, count) for kind, count in sorted(outcomes.items())]
-    return {
+    plan = {
         EPOCH: summary.epoch_id,
         "plan id": summary.plan_id,
         "dry run": dry_run,
         "dagster/row_count": own.num_rows,
+        "whole plan": dg.MetadataValue.md(show.whole_plan(summary.plan_id)),
+        "runs": dg.MetadataValue.md(show.applied_by(summary.plan_id)),
+    }
+    if dry_run:
+        would = pc.sum(own.column("bytes")).as_py() or 0
+        return {**plan, "would leave their topics": own.num_rows, "bytes that would leave": would}
+    outcomes = Counter((one.outcome.value, one.why.code.value) for one in mine)
+    cells = [(*kind, count) for kind, count in sorted(outcomes.items())]
+    return {
+        **plan,
         "left their topics": len(gone),
         "bytes": sum(one.bytes for one in gone),
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "code", "rows"], cells)),
-        "runs": dg.MetadataValue.md(show.applied_by(summary.plan_id)),
     }

@@ -165,7 +165,13 @@ def test_a_dry_run_makes_the_plan_alone(scene: RetentionScene, daemon: Daemon) -
     backfill = daemon.launch(RETENTION, ["acme/b", "acme/orders"], dry_run=True)
     assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
     assert scene.listed("t") == ids["acme/orders"]
-    assert daemon.pages(RETENTION, backfill)["acme/orders"]["dagster/row_count"] == 2
+    pages = daemon.pages(RETENTION, backfill)
+    would = ("would leave their topics", "bytes that would leave")
+    assert {name: [page[label] for label in would] for name, page in pages.items()} == {
+        "acme/b": [0, 0],
+        "acme/orders": [2, 2 << 20],
+    }
+    assert all("left their topics" not in page and page["plan id"] in page["whole plan"] for page in pages.values())
 
 
 def test_a_backfill_whose_run_is_refused_is_red(scene: RetentionScene, daemon: Daemon) -> None:
