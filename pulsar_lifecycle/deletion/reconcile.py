@@ -79,7 +79,9 @@ def reconcile(
     namespace_intents = by_namespace(intents, confirmed[0], namespaces or None)
     strange = unknown(namespace_intents, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
     if apply and strange:
-        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
+        raise UsageError(
+            f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left: leave it out"
+        )
     applied = None
     if apply and not summary.actionable:
         raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))

@@ -277,6 +277,19 @@ def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Dae
     assert len({(row.run_id, row.plan_id) for row in sent}) == 1
 
 
+def test_a_namespace_that_was_deleted_is_to_be_left_out(scene: RetentionScene, daemon: Daemon) -> None:
+    """It stays in the list of partitions, and one run does all."""
+    scene.retention(60, -1, "acme/orders")
+    scanned(scene, 2)
+    backfill = daemon.launch(RECONCILIATION, ["acme/b", "acme/orders"])
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_FAILED
+    observed = daemon.instance.fetch_observations(key("test", RECONCILIATION), limit=2).records
+    said = {str(one.partition_key): one.asset_observation for one in observed}
+    assert set(said) == {"acme/b", "acme/orders"}
+    assert all(one and "acme/b: no such namespace" in str(one.metadata["not made"].value) for one in said.values())
+    assert all(one and "leave it out" in str(one.metadata["not made"].value) for one in said.values())
+
+
 def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScene, daemon: Daemon) -> None:
     ids = expired(scene, "acme/orders")
     assert materialized(daemon, **{BACKFILL_ID_TAG: "gone"}).success
