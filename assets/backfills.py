@@ -21,6 +21,9 @@ from assets.pages.switch import by_a_person
 NO_MORE: tuple[dg.MaterializeResult, ...] = ()
 """What the body of such an asset yields: it wrote the events of its partitions itself, for those of other runs too."""
 
+NO_NAMESPACE: Mapping[str, Any] = {"namespace": "deleted, by the newest scan: nothing to do"}
+"""The page of a namespace that stays in the list of partitions, as what was done there stays shown."""
+
 _CANCELED = (BulkActionStatus.CANCELING, BulkActionStatus.CANCELED)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
+from assets.backfills import NO_MORE, NO_NAMESPACE, by_namespace, pages_written, partitions_to_do
 from assets.findings import COLUMNS
 from assets.names import key
 from assets.pages import lineage, show
@@ -57,8 +57,10 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
                     apply=not config.dry_run,
                     resend=config.resend_in_flight,
                     progress=context.log.info,
+                    deleted_too=True,
                 )
             pages.update(intents_shown(found))
+            pages.update((name, {**NO_NAMESPACE, **pages[name]}) for name in found.unknown)
             check_sent(found)
         yield from NO_MORE
 

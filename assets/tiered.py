@@ -17,7 +17,7 @@ from pydantic import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from assets.backfills import NO_MORE, by_namespace, pages_written, partitions_to_do
+from assets.backfills import NO_MORE, NO_NAMESPACE, by_namespace, pages_written, partitions_to_do
 from assets.names import key, pool
 from assets.pages import lineage, show
 from assets.pages.epochs import epoch_to_read
@@ -169,11 +169,18 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             return
         where = lifecycle.cluster()
         epoch = where.lake.epoch(epoch_to_read(context, where))
-        plan, rows = make_offload_plan(where, epoch, names, everything=True)
+        there = where.lake.context(epoch.epoch_id).namespaces.intersection(names)
+        if not there:  # a plan of no namespace is one of all
+            with pages_written(context, names, lambda _: NO_NAMESPACE):
+                yield from NO_MORE
+            return
+        plan, rows = make_offload_plan(where, epoch, there, everything=True)
         outcomes: list[OffloadOutcome] = []
         everything = show.everything(context.run.run_id)
 
-        def page(name: str) -> dict[str, Any]:
+        def page(name: str) -> Mapping[str, Any]:
+            if name not in there:
+                return NO_NAMESPACE
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
             shown = {"dry run": config.dry_run, **share_shown(plan, own, where.settings)}

@@ -52,13 +52,14 @@ def reconcile(
     apply: bool,
     resend: bool,
     progress: Callable[[str], None],
+    deleted_too: bool = False,
 ) -> Reconciled:
     """Plan the confirmed orphans of some namespaces (none: of all), and send their intents if ``apply``.
 
     It looks at the newest scan, without what was deleted since. What the journal says is in flight is left out, unless
     ``resend`` or the queue is empty: then those messages are lost. A deletion run finds a ledger whose intent was sent
-    twice gone. Raises Refused, NotFound; with ``apply`` also Paused, UsageError for unknown namespaces, and Refused for
-    a report-only plan or one that exceeds the settings' caps.
+    twice gone. Raises Refused, NotFound; with ``apply`` also Paused, UsageError for unknown namespaces unless
+    ``deleted_too``, and Refused for a report-only plan or one that exceeds the settings' caps.
     """
     settings = cluster.settings
     with cluster.ports(read_only=True) as ports:
@@ -78,10 +79,8 @@ def reconcile(
     summary, rows = deletion_run.make_plan(cluster, epoch, PlanKind.RECONCILE, chosen)
     namespace_intents = by_namespace(intents, confirmed[0], namespaces or None)
     strange = unknown(namespace_intents, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
-    if apply and strange:
-        raise UsageError(
-            f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left: leave it out"
-        )
+    if apply and strange and not deleted_too:
+        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
     if apply and not summary.actionable:
         raise RefusedBy(RefusalCode.REPORT_ONLY, f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))

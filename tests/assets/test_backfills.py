@@ -17,7 +17,11 @@ import pytest
 from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
-from dagster._core.storage.tags import ASSET_PARTITION_RANGE_START_TAG, BACKFILL_ID_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    BACKFILL_ID_TAG,
+)
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceLoadTarget
@@ -30,6 +34,7 @@ from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
 from assets.pages import show
 from assets.reconcile import reconciliation_asset
+from assets.tiered import offload_assets
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
@@ -277,17 +282,40 @@ def test_intents_are_derived_again_in_one_run(scene: RetentionScene, daemon: Dae
     assert len({(row.run_id, row.plan_id) for row in sent}) == 1
 
 
-def test_a_namespace_that_was_deleted_is_to_be_left_out(scene: RetentionScene, daemon: Daemon) -> None:
+def test_a_namespace_that_was_deleted_keeps_the_others_from_nothing(scene: RetentionScene, daemon: Daemon) -> None:
     """It stays in the list of partitions, and one run does all."""
+    leaked = scene.servers.ledger(data_tags(Topic.parse("persistent://acme/orders/gone")))
     scene.retention(60, -1, "acme/orders")
     scanned(scene, 2)
     backfill = daemon.launch(RECONCILIATION, ["acme/b", "acme/orders"])
-    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_FAILED
-    observed = daemon.instance.fetch_observations(key("test", RECONCILIATION), limit=2).records
-    said = {str(one.partition_key): one.asset_observation for one in observed}
-    assert set(said) == {"acme/b", "acme/orders"}
-    assert all(one and "acme/b: no such namespace" in str(one.metadata["not made"].value) for one in said.values())
-    assert all(one and "leave it out" in str(one.metadata["not made"].value) for one in said.values())
+    assert daemon.ended(backfill) is BulkActionStatus.COMPLETED_SUCCESS
+    found = daemon.pages(RECONCILIATION, backfill)
+    assert {name: page.get("namespace") for name, page in found.items()} == {
+        "acme/b": "deleted, by the newest scan: nothing to do",
+        "acme/orders": None,
+    }
+    assert [row.ledger_id for row in scene.servers.journal.rows if row.outcome == "sent"] == [leaked]
+
+
+@pytest.mark.parametrize(("names", "made"), [(("acme/b", "acme/orders"), True), (("acme/a", "acme/d"), False)])
+def test_namespaces_that_were_deleted_are_no_part_of_an_offload(
+    scene: RetentionScene, daemon: Daemon, names: tuple[str, str], made: bool
+) -> None:
+    """Where all were deleted there is no plan either: one of no namespace would be of all."""
+    scene.retention(60, -1, "acme/orders")
+    scanned(scene, 1)
+    first, last = names
+    done = dg.materialize(
+        [offload_assets("test")[1]],
+        instance=daemon.instance,
+        tags={ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last},
+        resources={"lifecycle": LifecycleResource()},
+    )
+    events = done.asset_materializations_for_node("test__offloaded_ledgers")
+    pages = {str(one.partition): one.metadata for one in events}
+    assert {name for name, page in pages.items() if "namespace" not in page} == ({last} if made else set())
+    assert set(pages) == {name for name in NAMESPACES if first <= name <= last}
+    assert len(scene.lake.offload_plans()) == made
 
 
 def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScene, daemon: Daemon) -> None:

@@ -358,7 +358,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
         documents = policy_documents(ports.configuration)
     known, undecodable = documents.known, documents.undecodable
     if strange := sorted(set(namespaces) - {*known, *undecodable}):
-        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace: leave it out")
+        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
     asked = {*namespaces, *settings.offload.namespaces}
     layers = Layers(brokers, {name: known[name] for name in (namespaces or known) if name in known})
     every = layers.in_force(OFFLOAD_POLICIES, of_layers).by_namespace
