@@ -18,10 +18,10 @@ from assets.pages.growth import growth_result, growth_spec
 from assets.tiered import MEND_COPIES
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_missing_objects"

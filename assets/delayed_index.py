@@ -34,13 +34,13 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.delayed_index_plan import as_capped
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.scan.evidence import newest_epoch
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.delayed_index_plan import as_capped
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 IN_TIME, ALL_READ = "delayed_messages_in_time", "delayed_indexes_read"

@@ -30,10 +30,10 @@ from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
-from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.outcomes import WAITS_FOR, Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 DELETING = "delete_pending"

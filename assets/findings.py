@@ -15,9 +15,9 @@ from assets.names import FINDINGS, key
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.deletion.planning import judged_scan
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.tables import Problem
 from resources.lifecycle import LifecycleResource
 
 _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {

@@ -13,10 +13,10 @@ from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_write
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.metastore.reading import TABLES
-from pulsar_lifecycle.records.epoch import Census
-from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.epoch import Census
+from pulsar_lifecycle.values.tables import stored_name
 from resources.lifecycle import LifecycleResource
 
 _DESCRIPTIONS = {

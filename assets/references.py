@@ -16,11 +16,11 @@ from assets.pages.epochs import epoch_to_read, epoch_to_write
 from assets.pages.lineage import about_scan
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.scan.references import KINDS
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import in_words
 from resources.lifecycle import LifecycleResource
 
 COVERAGE, COVERED = "coverage", "covered"

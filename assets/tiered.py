@@ -28,8 +28,6 @@ from pulsar_lifecycle.journal.effects import Effect
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
@@ -37,6 +35,8 @@ from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan, run_config
 from pulsar_lifecycle.tiered.planning.run_selection import chosen
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadPlan
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_failed_proofs"

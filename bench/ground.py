@@ -22,9 +22,9 @@ from kazoo.client import KazooClient
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs import cluster as runs_cluster
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import in_words
 from sandbox.cluster import Cluster
 
 

@@ -31,20 +31,20 @@ from pulsar_lifecycle.setting_types import parse_duration
 from pulsar_lifecycle.settings import Settings
 
 TABLES = {
-    "bookkeeper_ledgers": "records.tables.BOOKKEEPER_LEDGERS",
-    "managed_ledgers": "records.tables.MANAGED_LEDGERS",
-    "managed_cursors": "records.tables.MANAGED_CURSORS",
-    "schemas": "records.tables.SCHEMAS",
-    "topics": "records.tables.TOPICS",
-    "findings, in a scan's folder of the lake": "records.tables.FINDINGS",
+    "bookkeeper_ledgers": "values.tables.BOOKKEEPER_LEDGERS",
+    "managed_ledgers": "values.tables.MANAGED_LEDGERS",
+    "managed_cursors": "values.tables.MANAGED_CURSORS",
+    "schemas": "values.tables.SCHEMAS",
+    "topics": "values.tables.TOPICS",
+    "findings, in a scan's folder of the lake": "values.tables.FINDINGS",
     "storage_report, in a scan's folder of the lake": "lifecycle.storage.STORAGE_REPORT",
     "open_ledgers, in a scan's folder of the lake": "lifecycle.held.open_ledgers.OPEN_LEDGERS",
     "subscription_backlog, in a scan's folder of the lake": "lifecycle.held.backlog.SUBSCRIPTION_BACKLOG",
     "ledger_reasons, in a scan's folder of the lake": "lifecycle.reasons.LEDGER_REASONS",
     "topic_activity, in a scan's folder of the lake": "lifecycle.activity.activity_tables.TOPIC_ACTIVITY",
     "cursor_activity, in a scan's folder of the lake": "lifecycle.activity.activity_tables.CURSOR_ACTIVITY",
-    "inactive_topics, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_TOPICS",
-    "inactive_cursors, in a scan's folder of the lake": "records.plans.inactive_plan.INACTIVE_CURSORS",
+    "inactive_topics, in a scan's folder of the lake": "values.plans.inactive_plan.INACTIVE_TOPICS",
+    "inactive_cursors, in a scan's folder of the lake": "values.plans.inactive_plan.INACTIVE_CURSORS",
     "delayed_index_buckets": "delayed_index.stored.index_tables.DELAYED_INDEX_BUCKETS",
     "delayed_index_messages": "delayed_index.stored.index_tables.DELAYED_INDEX_MESSAGES",
     "delayed_index_findings, of a scan in the lake": "delayed_index.stored.index_tables.DELAYED_INDEX_FINDINGS",
@@ -64,7 +64,7 @@ SOURCES = (
 )
 """The modules whose docstrings say which options the data sources have."""
 
-CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tables.CENSUS")
+CENSUS = ("pulsar_lifecycle.values.tables.STAT", "pulsar_lifecycle.values.tables.CENSUS")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

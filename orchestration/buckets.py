@@ -13,8 +13,8 @@ from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 

@@ -14,7 +14,7 @@ from orchestration.automatic.may_begin import may_begin
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {"topic": "string", "subscription": "string", "level": "string", "outcome": "string", "why": "string"}

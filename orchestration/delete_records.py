@@ -24,12 +24,12 @@ from pulsar_lifecycle.delete_records.request import (
 )
 from pulsar_lifecycle.delete_records.requested_partitions import not_asked_for, requested_partitions
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.records_table import COLUMNS, RecordsTable, undo_of
 from resources.lifecycle import LifecycleResource
 
 OF_A_PLAN = ("move_cursors", "exact", "any_order", "no_undo")

@@ -22,8 +22,8 @@ from orchestration.named import CapsConfig, ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
 from pulsar_lifecycle.deletion.workers import OutcomeCount
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS, "scan_coverage")

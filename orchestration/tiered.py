@@ -11,10 +11,10 @@ from assets.tiered import check_done, counted, outcomes_shown, proofs_told, said
 from orchestration.automatic.may_begin import may_begin
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans import epoch_of
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans import epoch_of
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
 from resources.lifecycle import LifecycleResource
 
 

@@ -11,10 +11,10 @@ from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {

@@ -10,7 +10,7 @@ from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest, undo_deletions
 from pulsar_lifecycle.deletion.undo.undone import Undone
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {

@@ -31,12 +31,12 @@ from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle import retention_planning, storage_run
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import JournalReader, Lake
-from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs
+from pulsar_lifecycle.values.gaps import in_words
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from sandbox.acts import delayed, expired, tiered
 from sandbox.acts.expired import Expired
 from sandbox.cluster import Cluster

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.gaps import in_words
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 from sandbox.servers import ui
 

@@ -22,9 +22,9 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
     build_activity,
 )
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans, run_config
-from pulsar_lifecycle.records.plans.inactive_plan import as_capped, counted_once
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.plans.inactive_plan import as_capped, counted_once
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 AGREE = "partitions_agree_with_metadata"

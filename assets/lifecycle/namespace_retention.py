@@ -16,12 +16,12 @@ from assets.names import EPOCH, key
 from assets.pages import lineage, show
 from assets.pages.epochs import fingerprint_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan.evidence import newest_epoch
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 

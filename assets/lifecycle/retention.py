@@ -14,10 +14,10 @@ from assets.pages import show
 from assets.pages.planned import table_and_plan
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS, as_capped
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.retention_now import undecodable_policies
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS, as_capped
 
 COLUMNS = {
     "topic": "string",

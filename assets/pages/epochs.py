@@ -12,8 +12,8 @@ from assets.pages.failures import refusals_fail
 from pulsar_lifecycle.deletion.deletion_run import was_judged
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 
 @refusals_fail()

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import dagster as dg
 
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, NotFound, Refused, RefusedBy, UsageError
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 class HasOutcome(Protocol):

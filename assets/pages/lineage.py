@@ -24,10 +24,10 @@ from pulsar_lifecycle.deletion.workers import stop_code
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Paused, RefusedBy
 from pulsar_lifecycle.journal.effects import Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans import epoch_of
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans import epoch_of
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 
 CLOCKS_APART_MS = 3_600_000
 """How far the clocks of workers, which date the journal's rows, may be behind the driver's."""

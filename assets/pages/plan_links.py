@@ -11,9 +11,9 @@ import dagster as dg
 
 from assets.names import key
 from assets.pages import show
-from pulsar_lifecycle.records.plans import epoch_of
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.scan.read import began_at
+from pulsar_lifecycle.values.plans import epoch_of
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 
 LOOKED_AT = 200
 """Events of an asset among which a plan is looked for: the newest, a week of hourly scans; then the first that followed

@@ -13,10 +13,10 @@ from assets.names import EPOCH
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
 from assets.pages.growth import growth_result, growth_spec
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 

@@ -17,11 +17,11 @@ from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.inspect.catalog import OF_A_SCAN
 from pulsar_lifecycle.inspect.kept_plans import known_kind
 from pulsar_lifecycle.model import YEAR_10000
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 SAMPLE = 50
 """Rows of a sample table."""

@@ -21,9 +21,9 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.journal.queries import ordered_since
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.referenced import id_set
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.referenced import id_set
 
 STAT = ("czxid", "mtime", "version")
 """A z-node that was written again differs in at least one of these."""

@@ -38,10 +38,10 @@ from pulsar_lifecycle.inspect.automation import (
     stopping,
 )
 from pulsar_lifecycle.inspect.kept_plans import Plan
-from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.automation_rule import PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import LEASE, check_not_paused, is_held
+from pulsar_lifecycle.values.plans import epoch_of
 from resources.lifecycle import LifecycleResource
 
 TRIES, AGAIN_AFTER_LOOKS = 3, 5

@@ -13,8 +13,8 @@ from assets.pages.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.activity.cursor_run import DeletedSubscription, delete_subscriptions
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 ASSETS = ("topic_activity", "inactive_topics", "inactive_cursors", "inactive_topics_plan", "inactive_cursors_plan")

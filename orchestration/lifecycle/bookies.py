@@ -13,7 +13,7 @@ from orchestration.automatic.may_begin import may_begin
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, remedies
 from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, collect_bookies, plan_now
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 REPORTS = ("storage_report", "open_ledgers", "subscription_backlog", "bookie_disk")

@@ -13,7 +13,7 @@ from assets.pages.failures import refusals_fail, shown_at_the_end
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {

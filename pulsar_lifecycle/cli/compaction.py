@@ -55,7 +55,7 @@ def _named(bookies: list[str] | None, every: bool) -> list[str]:
 
 
 def _show(done: list[Told]) -> None:
-    from pulsar_lifecycle.records.outcomes import Outcome
+    from pulsar_lifecycle.values.outcomes import Outcome
 
     show.table(["bookie", "compaction", "why"], ((one.bookie, one.outcome.value, one.text) for one in done))
     if any(one.outcome in (Outcome.NOT_TOLD, Outcome.TELLING) for one in done):

@@ -19,8 +19,8 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 if TYPE_CHECKING:
     from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
     from pulsar_lifecycle.delete_records.request import DeleteRecordsResult, TopicPartition
-    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.runs.cluster import Cluster
+    from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 READERS = 4
 """Threads that read entries for times, and that scan and delete with --finish."""
@@ -146,7 +146,7 @@ def _plan(where: Cluster, requested: Sequence[RequestedOffset], options: Any, *,
 
 
 def _print_plan(summary: PlanSummary, rows: Sequence[Mapping[str, Any]], others: str) -> None:
-    from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
+    from pulsar_lifecycle.values.plans.records_table import COLUMNS, RecordsTable, undo_of
 
     going = [row for row in rows if row["error"] is None]
     shown = RecordsTable(show.size, show.moment)
@@ -214,7 +214,7 @@ def _document(topic: TopicPartition, result: DeleteRecordsResult) -> dict[str, A
 
 def _print_results(results: Mapping[TopicPartition, DeleteRecordsResult]) -> None:
     from pulsar_lifecycle.delete_records.request import NotAsked
-    from pulsar_lifecycle.records.plans.records_table import LOST
+    from pulsar_lifecycle.values.plans.records_table import LOST
 
     show.table(
         ["partition", "low watermark", "first readable", "error"],

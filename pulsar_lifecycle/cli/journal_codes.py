@@ -12,18 +12,18 @@ from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd, StopRea
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
-from pulsar_lifecycle.records.codes import Code, check_known
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics.policies import Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.codes import Code, check_known
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.plans.offload_plan import OffloadCode
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.topic_load import LoadReason
 from pulsar_lifecycle.words import WordKind
 
 CODES: tuple[type[StrEnum], ...] = (

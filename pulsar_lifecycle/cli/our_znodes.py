@@ -15,10 +15,10 @@ from pulsar_lifecycle.cli import show
 if TYPE_CHECKING:
     from pulsar_lifecycle.copies.unread_locations import BrokenLocation, HeldLocation
     from pulsar_lifecycle.ports import MetadataStore
-    from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.epoch import Epoch
     from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
     from pulsar_lifecycle.settings import Settings
+    from pulsar_lifecycle.values.codes import Why
+    from pulsar_lifecycle.values.epoch import Epoch
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class ShownUnload:
 def pending_unloads(store: MetadataStore) -> list[ShownUnload]:
     """The pending unloads of a cluster."""
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.records.codes import Code, Why
     from pulsar_lifecycle.runs import control
+    from pulsar_lifecycle.values.codes import Code, Why
 
     try:
         found = control.pending_unloads(store)
@@ -162,7 +162,7 @@ def unread_locations(store: MetadataStore) -> list[ShownLocation]:
     """The held locations of a cluster."""
     from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS, BrokenLocation, all_held
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.records.codes import Code, Why
+    from pulsar_lifecycle.values.codes import Code, Why
 
     try:
         found = all_held(store)
@@ -179,10 +179,10 @@ def unread_locations(store: MetadataStore) -> list[ShownLocation]:
 def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[Why]:
     """Why every run with effects would refuse before it begins. ``scans``: the finished ones of this cluster."""
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-    from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
     from pulsar_lifecycle.scan import history_check
+    from pulsar_lifecycle.values.codes import Why
+    from pulsar_lifecycle.values.refusals import RefusalCode
 
     root = settings.bookkeeper.ledgers_root
     broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else None

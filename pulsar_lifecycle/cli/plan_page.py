@@ -14,10 +14,10 @@ import pyarrow as pa
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import effective_caps
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.settings import Settings

@@ -22,22 +22,22 @@ from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import (
+from pulsar_lifecycle.scan.evidence import refuse_old_evidence
+from pulsar_lifecycle.tiered.buckets import bucket_runs
+from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
+from pulsar_lifecycle.tiered.planning import offload_planning
+from pulsar_lifecycle.values.plans import (
     delayed_index_plan,
     delete_records_plan,
     inactive_plan,
     load_plan,
     retention_plan,
 )
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.records_table import COLUMNS, RecordsTable, undo_of
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.scan.evidence import refuse_old_evidence
-from pulsar_lifecycle.tiered.buckets import bucket_runs
-from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
-from pulsar_lifecycle.tiered.planning import offload_planning
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.records_table import COLUMNS, RecordsTable, undo_of
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.settings import Settings

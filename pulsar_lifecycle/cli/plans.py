@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.kept_plans import Plan
     from pulsar_lifecycle.inspect.settled import PlanEnd
     from pulsar_lifecycle.ports import JournalReader, Lake
-    from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.gaps import Gap
     from pulsar_lifecycle.settings import Settings
+    from pulsar_lifecycle.values.codes import Why
+    from pulsar_lifecycle.values.gaps import Gap
 
 SAMPLE = 20
 JOURNAL_ROWS = 50
@@ -230,9 +230,9 @@ def refusal_of(summary: Plan, rows: pa.Table, lake: Lake, settings: Settings, no
     from pulsar_lifecycle.cli.plan_pages import PAGES
     from pulsar_lifecycle.errors import RefusedBy
     from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
-    from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.plans import check_applicable
-    from pulsar_lifecycle.records.refusals import RefusalCode
+    from pulsar_lifecycle.values.codes import Why
+    from pulsar_lifecycle.values.plans import check_applicable
+    from pulsar_lifecycle.values.refusals import RefusalCode
 
     kind = known_kind(summary.plan_id)
     try:

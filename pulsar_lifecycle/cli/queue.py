@@ -27,16 +27,16 @@ from pulsar_lifecycle.cli.our_znodes import (
     unread_locations,
 )
 from pulsar_lifecycle.cli.status import lake_state
-from pulsar_lifecycle.records.outcomes import Phase
+from pulsar_lifecycle.values.outcomes import Phase
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.deletion.redrive import DeadLetters
     from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import JournalReader, QueueReader
-    from pulsar_lifecycle.records.codes import Why
     from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
+    from pulsar_lifecycle.values.codes import Why
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
 
@@ -151,8 +151,8 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
     from pulsar_lifecycle.journal.index_metrics import index_metrics
     from pulsar_lifecycle.journal.prometheus import write_textfile
     from pulsar_lifecycle.journal.tallies import tallied
-    from pulsar_lifecycle.records.refusals import RefusalCode
     from pulsar_lifecycle.runs import control
+    from pulsar_lifecycle.values.refusals import RefusalCode
 
     settings, journal = where.settings, where.journal_reader
     with where.ports(read_only=True) as ports:
@@ -212,7 +212,7 @@ def _unwritable(where: Cluster) -> list[str]:
 def _stuck(waiting: QueueState, now: int) -> list[str]:
     """What waits for an operator; what waits for a scan, or for a run, only once it has waited for long."""
     from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN
-    from pulsar_lifecycle.records.outcomes import WAITS_FOR, Waiting
+    from pulsar_lifecycle.values.outcomes import WAITS_FOR, Waiting
 
     since = waiting.due_since
     long = since is not None and now - since > PATIENCE_MS
@@ -234,7 +234,7 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
 
     from pulsar_lifecycle.journal.metrics import FAILED
     from pulsar_lifecycle.journal.queries import journal_rows
-    from pulsar_lifecycle.records.codes import Code
+    from pulsar_lifecycle.values.codes import Code
 
     held = (Code.STILL_IN_USE, Code.NOT_KNOWN_YET)
     failed = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FAILED))

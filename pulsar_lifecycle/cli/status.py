@@ -30,11 +30,11 @@ from pulsar_lifecycle.cli.our_znodes import (
 if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.unmatched_names import UnmatchedName
     from pulsar_lifecycle.lifecycle.bookies.suspension import Suspended
-    from pulsar_lifecycle.records.codes import Why
-    from pulsar_lifecycle.records.epoch import Epoch
-    from pulsar_lifecycle.records.known_words import KnownWord
-    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
     from pulsar_lifecycle.runs.cluster import Cluster
+    from pulsar_lifecycle.values.codes import Why
+    from pulsar_lifecycle.values.epoch import Epoch
+    from pulsar_lifecycle.values.known_words import KnownWord
+    from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 
 def pause(
@@ -88,8 +88,8 @@ def accept_restore(
     from pulsar_lifecycle.cli.plans import known_restore
     from pulsar_lifecycle.errors import RefusedBy, UsageError
     from pulsar_lifecycle.journal.operator_words import journal_row
-    from pulsar_lifecycle.records.known_words import KnownWord
-    from pulsar_lifecycle.records.refusals import RefusalCode
+    from pulsar_lifecycle.values.known_words import KnownWord
+    from pulsar_lifecycle.values.refusals import RefusalCode
     from pulsar_lifecycle.words import WordKind
 
     if not reason.strip():
@@ -381,8 +381,8 @@ def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[ShownWord]:
     An accepted restore is in force until two covered scans since then are ``orphans.confirm_after`` apart. ``scans``:
     the finished ones that count.
     """
-    from pulsar_lifecycle.records.known_words import meet
-    from pulsar_lifecycle.records.outcomes import Outcome
+    from pulsar_lifecycle.values.known_words import meet
+    from pulsar_lifecycle.values.outcomes import Outcome
 
     settings, lake, now = where.settings, where.lake, where.clock.now_ms()
     known = lake.words(settings.cluster)

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from pulsar_lifecycle.errors import AccessDenied, Conflict, CorruptFormat, NotFound, OutcomeUnknown
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.control import ROOT
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 
 ATTEMPTS = f"{ROOT}/offload-attempts"
 

@@ -22,10 +22,10 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead, ObjectStore, ReplicaCheck, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.throttle import Pace
 from pulsar_lifecycle.topics import listed_ledgers
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.referenced import Referenced
 
 
 @dataclass(frozen=True, slots=True)

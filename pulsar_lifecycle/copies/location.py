@@ -8,7 +8,7 @@ from uuid import UUID
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
+from pulsar_lifecycle.values.copies import NamespaceLocation, OffloadLocation, offload_location
 
 
 @dataclass(frozen=True, slots=True)

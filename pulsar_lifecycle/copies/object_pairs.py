@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import ObjectKey, Role, parse_key
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.tables import OBJECTS
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.tables import OBJECTS
 
 CLOCK_SKEW_MS = 300_000
 """How far the object store's clock may be from the brokers' and the metadata store's."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
 
 
 def are_whole(objects: ObjectStore, copies: Sequence[tuple[Location, Verified]]) -> list[Why | LifecycleError | None]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.runs.control import ROOT
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import OffloadLocation
 
 UNREAD_LOCATIONS = f"{ROOT}/unread-locations"
 

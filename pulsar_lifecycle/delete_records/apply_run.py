@@ -32,13 +32,6 @@ from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Connect, JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import delete_records_plan
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -52,6 +45,13 @@ from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans import delete_records_plan
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 Row = Mapping[str, Any]
 """A row of ``RECORDS``."""

@@ -17,14 +17,14 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MessagePosition, Position, encode_name
-from pulsar_lifecycle.records.codes import Code, Why, why_failed
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.records_table import SHOWN
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
 from pulsar_lifecycle.trimming import trim_rules
+from pulsar_lifecycle.values.codes import Code, Why, why_failed
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.records_table import SHOWN
 
 DEDUPLICATION = "pulsar.dedup"
 """The cursor of deduplication (PersistentTopic.DEDUPLICATION_CURSOR_NAME)."""

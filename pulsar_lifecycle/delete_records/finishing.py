@@ -29,15 +29,15 @@ from pulsar_lifecycle.deletion.workers import FAILURES, RunEnd
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import unsaid
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, topic_ports
 from pulsar_lifecycle.topics.write import STOPPING
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 AT_LEAST_MS = 5_000
 """Between two deletion runs, however short the settings' delays are."""

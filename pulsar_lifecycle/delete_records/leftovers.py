@@ -31,17 +31,17 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import MessagePosition, Topic
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.epoch import Epoch, last_covered
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import BrokenPendingUnload
 from pulsar_lifecycle.runs.journal_rows import details_of
 from pulsar_lifecycle.scan.listed_ever import AskedTopic, Listed, ListedLedger, ever_listed
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.epoch import Epoch, last_covered
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 
 _DAY_MS = 86_400_000
 

@@ -55,12 +55,12 @@ from pulsar_lifecycle.journal.queries import dead_letter_reasons, filed_since, r
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import low_watermark
 from pulsar_lifecycle.topics.topic_run import topic_ports
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 Row = Mapping[str, Any]
 """A row of ``RECORDS``."""

@@ -44,18 +44,18 @@ from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import MessagePosition, Namespace, Position
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans import delete_records_plan
-from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS, RecordsError
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans import delete_records_plan
+from pulsar_lifecycle.values.plans.delete_records_plan import RECORDS, RecordsError
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
 
 Row = dict[str, Any]
 """A row of ``RECORDS``."""

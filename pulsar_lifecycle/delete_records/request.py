@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
 from pulsar_lifecycle.model import MessagePosition, Topic
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 TopicPartition = Topic
 """One partition of a partitioned topic, or one topic that has none."""

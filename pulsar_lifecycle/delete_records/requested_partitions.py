@@ -20,8 +20,8 @@ from pulsar_lifecycle.model import (
     encode_name,
 )
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 SHOWN = 5
 """Partitions that a sentence names."""

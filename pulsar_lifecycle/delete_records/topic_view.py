@@ -24,8 +24,6 @@ from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
@@ -34,6 +32,8 @@ from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replic
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 CLUSTERS_ROOT = "/admin/clusters"
 """A z-node for each cluster of the instance (ClusterResources)."""

@@ -23,10 +23,10 @@ from pulsar_lifecycle.formats.retry_letter import WAITING_RUN
 from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN, TWIN
 from pulsar_lifecycle.ports import Archived, Deletion, NodeDeletion, Received
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Phase, Waiting
 
 
 def work_off(run: Run, ports: Ports, limit: int, wait_ms: int) -> Iterable[Decision]:

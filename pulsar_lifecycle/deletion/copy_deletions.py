@@ -12,10 +12,10 @@ from pulsar_lifecycle.deletion.run_evidence import OffloadEvidence
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import OffloadLocation, Verified
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import OffloadLocation, Verified
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 
 
 def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:

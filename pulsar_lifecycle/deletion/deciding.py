@@ -29,10 +29,10 @@ from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import findings, owner_names
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Finding, component_of
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values import findings, owner_names
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Finding, component_of
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 
 COMPARED = [
     *("ledger_id", "length", "state", "problem", "error", "czxid", "ctime"),

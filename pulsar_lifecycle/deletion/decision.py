@@ -16,9 +16,9 @@ from pulsar_lifecycle.ports import (
     Node,
     Received,
 )
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import CopyDeletion, OffloadLocation
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import CopyDeletion, OffloadLocation
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ObjectSeen:
 
 @dataclass(slots=True)
 class Decision:
-    """One message and what became of it; ``outcome`` is one of ``records.outcomes``, ``code`` says why.
+    """One message and what became of it; ``outcome`` is one of ``values.outcomes``, ``code`` says why.
 
     ``reason`` is that as a sentence. ``waiting`` says what it waits for, if it does;
     ``sent_back``: its copy is in the retry topic, behind the others.

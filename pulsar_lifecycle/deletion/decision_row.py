@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import copy_of
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting, action_of
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import copy_of
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase, Waiting, action_of
 
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""

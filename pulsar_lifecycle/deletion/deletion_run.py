@@ -28,14 +28,6 @@ from pulsar_lifecycle.journal.queries import ordered_by, sent_ledgers, unsent
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import ClusterPorts, MetadataStore
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.offload_uuids import NamedByAny
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
 from pulsar_lifecycle.runs.caps import Order, caps_of
@@ -58,6 +50,14 @@ from pulsar_lifecycle.scan.evidence import (
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import in_words
+from pulsar_lifecycle.values.offload_uuids import NamedByAny
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 T = TypeVar("T")
 

@@ -32,13 +32,13 @@ from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import bucket_of
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import protection
+from pulsar_lifecycle.values import owner_names
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import bucket_of
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 
 
 def decide(run: Run, ports: Ports, copies: Sequence[Decision]) -> None:

@@ -26,12 +26,12 @@ from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_nodes
 from pulsar_lifecycle.ports import MetadataStore, Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import CopyDeletion, OffloadLocation
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import snapshot_memory, stored_references
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import CopyDeletion, OffloadLocation
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome
 
 RACE_WINDOW_MS = 3_600_000
 """A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""

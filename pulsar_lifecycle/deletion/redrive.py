@@ -28,9 +28,6 @@ from pulsar_lifecycle.ports import (
     Received,
     Resent,
 )
-from pulsar_lifecycle.records.codes import Code, Why, check_known
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -38,6 +35,9 @@ from pulsar_lifecycle.runs.control import Lease, held_lease
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan.evidence import check_may_act
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.codes import Code, Why, check_known
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Phase, Waiting, action_of
 
 BATCH = 500
 UNKNOWN = DeadLetterReason(Code.NOT_JOURNALLED, "not in our journal")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from pulsar_lifecycle.records import findings
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Asked, CopyDeletion, OffloadLocation
-from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
-from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.values import findings
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Asked, CopyDeletion, OffloadLocation
+from pulsar_lifecycle.values.offload_uuids import NamedUuids, OffloadUuids
+from pulsar_lifecycle.values.referenced import Referenced
 
 
 @dataclass(frozen=True, slots=True)

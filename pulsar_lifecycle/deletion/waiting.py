@@ -25,8 +25,8 @@ from pulsar_lifecycle.formats.retry_letter import (
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, QueueReader, Received
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 
 STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
 """What a message that is left where it is waits for."""

@@ -37,12 +37,12 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.journal.queries import taken_messages
 from pulsar_lifecycle.ports import Connect, DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
-from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.apply import intents
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.tables import FINDINGS
 
 
 class RunEnd(StrEnum):

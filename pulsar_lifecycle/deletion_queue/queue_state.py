@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, due_at, waiting_since
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, QueueReader, Received
-from pulsar_lifecycle.records.outcomes import Waiting
+from pulsar_lifecycle.values.outcomes import Waiting
 
 LOOKED_AT = 1_000
 """Messages of one partition that are looked at to see which are due."""

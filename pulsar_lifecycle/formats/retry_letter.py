@@ -21,7 +21,7 @@ DELAY_TIME = "DELAY_TIME"
 WAITING_SINCE = "LIFECYCLE_WAITING_SINCE"
 """When (ms) the message was published that went back first because it had to wait; later copies keep it."""
 WAITING_FOR = "LIFECYCLE_WAITING_FOR"
-"""What it waits for: a ``records.outcomes.Waiting``."""
+"""What it waits for: a ``values.outcomes.Waiting``."""
 WAITING_RUN = "LIFECYCLE_WAITING_RUN"
 """The run that sent this copy back. Java consumers copy all three and look at none."""
 

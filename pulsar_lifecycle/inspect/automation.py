@@ -29,12 +29,6 @@ from pulsar_lifecycle.journal.approvals import (
     withdrawals,
 )
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans import check_digest, delete_records_plan
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.automation_rule import (
     Approval,
     AutomationCode,
@@ -48,6 +42,12 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF, within
 from pulsar_lifecycle.scan.evidence import check_store, usable_epoch
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans import check_digest, delete_records_plan
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 LATELY_MS = 3 * 86_400_000
 """Where a plan of the usual size was applied, if plans are applied regularly."""

@@ -22,12 +22,12 @@ from pulsar_lifecycle.lifecycle.held.backlog import SUBSCRIPTION_BACKLOG
 from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_LEDGERS
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS
 from pulsar_lifecycle.lifecycle.storage import STORAGE_REPORT
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
-from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS
 
 OF_A_SCAN: Mapping[str, pa.Schema] = {
     "bookkeeper_ledgers": tables.BOOKKEEPER_LEDGERS,

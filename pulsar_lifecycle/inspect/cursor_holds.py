@@ -27,13 +27,13 @@ from pulsar_lifecycle.lifecycle.activity.reported_unused import unused_subscript
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
-from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.owner_names import holders
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 BY_LOAD = "a load (jobs plan_load and load_topics)"
 _EXPIRED = "nobody has used the subscription for longer than `subscriptionExpirationTimeMinutes`"

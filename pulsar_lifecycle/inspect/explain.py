@@ -34,14 +34,14 @@ from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
-from pulsar_lifecycle.records.owner_names import owner_in
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context, Finding
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase, Waiting
+from pulsar_lifecycle.values.owner_names import owner_in
+from pulsar_lifecycle.values.tables import Problem
 
 Row = dict[str, Any]
 

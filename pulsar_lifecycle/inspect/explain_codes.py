@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.values.codes import Why
 
 
 class Verdict(StrEnum):

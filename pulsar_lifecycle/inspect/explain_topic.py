@@ -45,10 +45,6 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import ClusterPorts, LedgerReader, MetadataStore, Node, Unread
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.tables import Problem
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection, snapshot
@@ -59,6 +55,10 @@ from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force, unsent_problem
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.tables import Problem
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState, TopicLoad
 
 _BY_BROKER = "its broker, every `messageExpiryCheckIntervalInMinutes`"
 _PAST_TTL = "its messages are past their TTL"

@@ -1,6 +1,6 @@
 """Plans of every kind as the lake keeps them: which there are, one with its rows, what its files' digest is.
 
-Not here: what a kind is called and where it lies (``records/plans/plan_kind.py``).
+Not here: what a kind is called and where it lies (``values/plans/plan_kind.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans import (
+from pulsar_lifecycle.tiered.buckets import bucket_rules
+from pulsar_lifecycle.values.plans import (
     delayed_index_plan,
     delete_records_plan,
     deletion_plan,
@@ -22,10 +23,9 @@ from pulsar_lifecycle.records.plans import (
     offload_plan,
     retention_plan,
 )
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.tiered.buckets import bucket_rules
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 Plan = PlanSummary | OffloadPlan
 

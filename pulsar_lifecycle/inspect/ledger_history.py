@@ -22,17 +22,17 @@ from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states
 from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.copies import CopyDeletion
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.owner_names import owner_in
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.evidence import new_gaps
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.copies import CopyDeletion
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.owner_names import owner_in
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 Row = dict[str, Any]
 

@@ -18,10 +18,10 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.snapshot import topic_node
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 
 
 class OffloadState(StrEnum):

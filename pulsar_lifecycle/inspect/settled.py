@@ -21,13 +21,13 @@ from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states, rows_of_outcome
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import details_of
 from pulsar_lifecycle.scan.read import began_at
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import FINAL, Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 
 DAY_MS = 86_400_000
 

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import PARTITION_SUFFIX
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.run_settings import owner_names
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.tables import stored_name
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.journal.effects import NO_EFFECTS
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.automation_rule import Approval
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 ApprovalRow = Mapping[str, Any]
 """A row of the journal that approves a plan, or withdraws that."""

@@ -11,7 +11,7 @@ from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.journal.in_doubt import JOURNAL_COLUMNS, deletions_in_doubt
 from pulsar_lifecycle.journal.queries import filed_since, having
 from pulsar_lifecycle.ports import Archived, JournalReader
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 def archived_nodes(journal: JournalReader, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.outcomes import Action, Phase
+from pulsar_lifecycle.values.outcomes import Action, Phase
 
 COLUMNS = ("plan_id", "action", "phase", "outcome", "topic", "code")
 NO_EFFECTS = frozenset({Action.OPERATOR_WORD, Action.APPROVE_PLAN})

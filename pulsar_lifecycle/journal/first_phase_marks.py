@@ -17,10 +17,10 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType, decode_deletio
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, filed_since, rows_of_outcome
 from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Asked, CopyNamed, bucket_of
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import Asked, CopyNamed, bucket_of
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
 
 
 def marked_ledgers(journal: JournalReader, cluster: str) -> dict[tuple[int, int], int]:

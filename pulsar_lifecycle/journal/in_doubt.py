@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
-from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
+from pulsar_lifecycle.values import owner_names
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import component_of
+from pulsar_lifecycle.values.outcomes import FINAL, Action, Outcome, Phase
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a run looks for what earlier ones left unsaid."""

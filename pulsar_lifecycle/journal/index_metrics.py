@@ -18,7 +18,7 @@ from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.journal.effects import Changed
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.ports import JournalReader, Lake
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 
 PREFIX = "pulsar_delayed_message_index"
 BOUNDS_MS = (50, 100, 500, 1000, 5000, 30000, 60000)

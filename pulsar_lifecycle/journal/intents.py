@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 INTENT_COLUMNS = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 HOUR_MS = 3_600_000
 

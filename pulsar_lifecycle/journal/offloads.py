@@ -15,10 +15,10 @@ from pulsar_lifecycle.journal.first_phase_marks import asked_of, open_marks, wit
 from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader, JournalRow
-from pulsar_lifecycle.records.copies import BegunAttempt, CopyDeletion, Verified
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.values.copies import BegunAttempt, CopyDeletion, Verified
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 def copy_deletion_of(topic: str, detail: str) -> CopyDeletion | None:

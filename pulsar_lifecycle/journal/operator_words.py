@@ -1,16 +1,16 @@
 """The journal's rows about the operator's words.
 
-Not here: which of them are news (``records/known_words.py``), the words themselves (``words.py``).
+Not here: which of them are news (``values/known_words.py``), the words themselves (``words.py``).
 """
 
 from __future__ import annotations
 
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.known_words import KnownWord, meet
-from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.known_words import KnownWord, meet
+from pulsar_lifecycle.values.outcomes import Action, Phase
 
 
 def journal_row(run_id: str, cluster: str, word: KnownWord, now: int) -> JournalRow:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, IntentState, intent_states, to_send
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 from pulsar_lifecycle.runs.journal_rows import MessageSent, details_of
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase, Waiting
 
 
 def rows_of_outcome(

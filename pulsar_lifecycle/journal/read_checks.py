@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.values.copies import NamespaceLocation, OffloadLocation, offload_location
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 
 
 @dataclass(frozen=True, slots=True)

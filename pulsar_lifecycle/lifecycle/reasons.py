@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.owner_names import topic_of
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.owner_names import topic_of
 
 
 class Reason(StrEnum):

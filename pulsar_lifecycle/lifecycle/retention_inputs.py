@@ -22,14 +22,14 @@ from pulsar_lifecycle.lifecycle.retention import slowest, whole
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS
 from pulsar_lifecycle.model import PARTITION_SUFFIX, Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.tables import MANAGED_CURSORS
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.tables import MANAGED_CURSORS
 
 OF_NAME = (
     *("managed_ledger", "cursor", "last_active"),

@@ -19,13 +19,6 @@ from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
@@ -35,6 +28,13 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans import retention_plan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS
 
 TABLE = "expired_ledgers"
 POSITIONS_TABLE = "cursor_positions"

@@ -25,15 +25,15 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
     with_shadow_sources,
 )
 from pulsar_lifecycle.ports import Connect, Lake
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import OF_TRANSACTIONS
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState
 
 _OF_TOPIC = ("managed_ledger", "topic", "namespace", "ledgers", "terminated", "shadow_source", "path", "problem")
 _OF_CURSOR = (

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS, Reason
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.records.tables import Problem
+from pulsar_lifecycle.values.tables import Problem
 
 STORAGE_COLUMNS = ("ledger_id", "length", "write_quorum", "problem")
 """The columns of ``tables.BOOKKEEPER_LEDGERS`` that :func:`summed` needs."""

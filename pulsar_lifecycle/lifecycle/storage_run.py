@@ -32,8 +32,6 @@ from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
 from pulsar_lifecycle.ports import Connect, Lake
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -41,6 +39,8 @@ from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
 
 TABLE = "storage_report"
 REASONS_TABLE = "ledger_reasons"

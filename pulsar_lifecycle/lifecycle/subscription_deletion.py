@@ -21,14 +21,14 @@ from pulsar_lifecycle.lifecycle.load.monitors import Monitors, is_subscription
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, JournalRow, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 _STEP = Step(Action.DELETE_SUBSCRIPTION, Phase.DELETE_SUBSCRIPTION)
 

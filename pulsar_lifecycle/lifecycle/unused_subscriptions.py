@@ -14,13 +14,13 @@ from typing import Any
 
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, inactive_pairs
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans import inactive_plan, load_plan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.owner_names import holders
+from pulsar_lifecycle.values.plans import inactive_plan, load_plan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 
 
 def planned_inactive(cluster: Cluster, epoch_id: str) -> dict[str, dict[str, int]]:

@@ -27,8 +27,8 @@ from pulsar_lifecycle.metastore.walk import (
     unread,
 )
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import Problem
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.tables import Problem
 
 _SPECIAL = frozenset(
     {"LAYOUT", "INSTANCEID", "available", "cookies", "idgen", "idgen-long", "underreplication", "replicas"}

@@ -19,9 +19,9 @@ from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledge
 from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, note_domains, owner_columns, rows_below
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, TopicConnections, Unread
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.topic_load import CompactionStatus, LoadReason, LoadState, TopicLoad
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.topic_load import CompactionStatus, LoadReason, LoadState, TopicLoad
 
 _REPORTS = {
     ("LocalBrokerData", "ModularLoadManagerImpl"),

@@ -1,7 +1,7 @@
 """Reading the metastore's tables in shares, wherever the work is done.
 
 Belongs here: which subtrees each share reads, and their rows. Not here: Spark (``metastore/sources.py``), what the rows
-mean (``records/tables.py``) and how a z-node is read (``metastore/walk.py``).
+mean (``values/tables.py``) and how a z-node is read (``metastore/walk.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies, policy_documents
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.ports import ClusterPorts, Connect, MetadataStore
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.topic_load import LoadReason
 
 TABLES: Mapping[str, pa.Schema] = {
     "bookkeeper_ledgers": tables.BOOKKEEPER_LEDGERS,

@@ -19,7 +19,7 @@ from pulsar_lifecycle.metastore.walk import (
     rows_below,
 )
 from pulsar_lifecycle.ports import MetadataStore
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.values import tables
 
 
 def schema_units(store: MetadataStore, chosen: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:

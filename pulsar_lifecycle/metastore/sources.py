@@ -12,7 +12,7 @@ read budget); ``errors``: ``fail`` (default: the first z-node that cannot be rea
 (every listed z-node is a row, with an ``error``). Filters on ``ledger_id``, ``namespace``, ``topic`` and
 ``managed_ledger`` prune what is read; Spark applies them again.
 
-Not here: reading the rows (``metastore/reading.py``), what they mean (``records/tables.py``).
+Not here: reading the rows (``metastore/reading.py``), what they mean (``values/tables.py``).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pyspark.sql.types import StructType
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.reading import TABLES, Reading, RowFilter
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.settings import PulsarSettings, Settings, load_settings
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.tables import Problem
 
 
 def register(spark: SparkSession) -> None:

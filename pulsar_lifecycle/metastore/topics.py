@@ -36,8 +36,8 @@ from pulsar_lifecycle.metastore.walk import (
 )
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, MessagePosition, Topic, cursor_name
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import Problem
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.tables import Problem
 
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""

@@ -1,4 +1,4 @@
-"""The metastore as tables: walk ZooKeeper's trees and yield Arrow batches of ``records/tables.py``.
+"""The metastore as tables: walk ZooKeeper's trees and yield Arrow batches of ``values/tables.py``.
 
 Belongs here: which z-nodes make up a table, how the work is cut into units that executors share, and the rows for
 what was listed and not read. Not here: judging the rows, and Spark. A walk never skips: what it does not understand
@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, decode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.tables import Problem, Trouble
+from pulsar_lifecycle.values.tables import Problem, Trouble
 
 SCHEMAS_ROOT = "/schemas"
 POLICIES_ROOT = "/admin/policies"

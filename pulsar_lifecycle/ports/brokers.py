@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 
 BEFORE_ALL = Position(-1, -1)
 """The position before a topic's first message."""

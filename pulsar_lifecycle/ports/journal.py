@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from pulsar_lifecycle.ports.metadata import Node, Stat
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ class JournalRow:
     detail: str
     at: int
     code: str | None = None
-    """Why, as a code (``records/codes.py``), where ``outcome`` does not say it all; ``reason`` is the sentence."""
+    """Why, as a code (``values/codes.py``), where ``outcome`` does not say it all; ``reason`` is the sentence."""
 
 
 @dataclass(frozen=True, slots=True)

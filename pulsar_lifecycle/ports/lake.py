@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.errors import CorruptFormat
-    from pulsar_lifecycle.records.epoch import Census, Epoch
-    from pulsar_lifecycle.records.findings import Context
-    from pulsar_lifecycle.records.known_words import KnownWord
-    from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
-    from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-    from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-    from pulsar_lifecycle.records.referenced import Referenced
-    from pulsar_lifecycle.records.store_history import StoreCounters
+    from pulsar_lifecycle.values.epoch import Census, Epoch
+    from pulsar_lifecycle.values.findings import Context
+    from pulsar_lifecycle.values.known_words import KnownWord
+    from pulsar_lifecycle.values.offload_uuids import NamedUuids, OffloadUuids
+    from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+    from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+    from pulsar_lifecycle.values.referenced import Referenced
+    from pulsar_lifecycle.values.store_history import StoreCounters
 
 
 class Lake(Protocol):
@@ -132,7 +132,7 @@ class Lake(Protocol):
         ...
 
     def prune(self, now: int) -> list[str]:
-        """Remove the epochs of ``records.epoch.forgotten`` at ``now`` (ms), sorted; plans, journal and archive stay."""
+        """Remove the epochs of ``values.epoch.forgotten`` at ``now`` (ms), sorted; plans, journal and archive stay."""
         ...
 
     # ----------------------------------------------------------------------------------------------------------- tables

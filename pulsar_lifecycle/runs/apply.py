@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import copy_of
-from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
 from pulsar_lifecycle.runs.journal_rows import MessageSent, Step, Subject, Writer
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import copy_of
+from pulsar_lifecycle.values.findings import component_of
+from pulsar_lifecycle.values.outcomes import Outcome, Phase, action_of
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 
 def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterable[PendingDeleteLedgerInfo]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
-from pulsar_lifecycle.records.plans.plan_kind import counted_of
+from pulsar_lifecycle.values.plans.plan_kind import counted_of
 
 
 class AutomationCode(StrEnum):

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.ports import Clock, ClusterPorts, Connect, Ids, Journal, JournalReader
-from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.values.tables import stored_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,9 +27,9 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import Clock, Deletion, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import NotFound, RefusedBy
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
-from pulsar_lifecycle.records.plans.plan_kind import LEDGERS, counted_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch, rests_on_withdrawn
+from pulsar_lifecycle.values.plans.plan_kind import LEDGERS, counted_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 from pulsar_lifecycle.words import WordKind
 
 SWITCHED_OFF = (

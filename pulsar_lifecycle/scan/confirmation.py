@@ -13,9 +13,9 @@ from typing import TypeVar
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.owner_names import parent_of
-from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.owner_names import parent_of
+from pulsar_lifecycle.values.referenced import Referenced
 
 T = TypeVar("T")
 

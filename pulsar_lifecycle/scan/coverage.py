@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.store_history import WHAT_TO_DO, StoreCounters, went_back
-from pulsar_lifecycle.records.tables import Problem, stored_name
+from pulsar_lifecycle.values.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.store_history import WHAT_TO_DO, StoreCounters, went_back
+from pulsar_lifecycle.values.tables import Problem, stored_name
 
 SHOWN = 1_000
 """How many paths of each kind of trouble a census keeps."""

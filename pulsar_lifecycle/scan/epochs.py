@@ -27,13 +27,6 @@ from pulsar_lifecycle.metastore.bookkeeper_ledgers import under_replicated
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.referenced import Referenced, id_set
-from pulsar_lifecycle.records.store_history import went_back
-from pulsar_lifecycle.records.tables import Problem, stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.coverage import broken_history, prove
 from pulsar_lifecycle.scan.history_check import read_counters
@@ -52,6 +45,13 @@ from pulsar_lifecycle.scan.shrinkage import (
     by_topics,
     lost_references,
 )
+from pulsar_lifecycle.values import owner_names
+from pulsar_lifecycle.values.epoch import DAY_MS, Census, Epoch, last_covered
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.referenced import Referenced, id_set
+from pulsar_lifecycle.values.store_history import went_back
+from pulsar_lifecycle.values.tables import Problem, stored_name
 from pulsar_lifecycle.words import WordKind
 
 

@@ -11,18 +11,18 @@ import pyarrow as pa
 from pulsar_lifecycle.errors import NotFound, RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import Clock, MetadataStore
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap, GapCode, in_words
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch, rests_on_withdrawn
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap, GapCode, in_words
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 AHEAD_MS = 60_000
 """How far our clock may be ahead of the metadata store's for a plan to be waited for until that has come as far."""

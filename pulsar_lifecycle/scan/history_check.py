@@ -1,6 +1,6 @@
 """Refusing to act on a metadata store that went back in time: what every effect asks before it begins.
 
-Belongs here: reading the counters. Not here: the comparison with what the scans saw (``records/store_history.py``,
+Belongs here: reading the counters. Not here: the comparison with what the scans saw (``values/store_history.py``,
 ``scan/coverage.py``).
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import NO_LEASE, UNKNOWN, StoreCounters
 from pulsar_lifecycle.runs.control import LEASE
 from pulsar_lifecycle.scan.coverage import history_broken
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.store_history import NO_LEASE, UNKNOWN, StoreCounters
 
 
 def read_counters(store: MetadataStore, fingerprint: str, ledgers_root: str) -> StoreCounters:

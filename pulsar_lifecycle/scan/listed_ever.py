@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.journal.archive import restored_ever
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.epoch import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AskedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ListedLedger:
-    """A ledger as the newest scan has it that found it listed; ``info``: a ``records.tables.LEDGER_INFO``."""
+    """A ledger as the newest scan has it that found it listed; ``info``: a ``values.tables.LEDGER_INFO``."""
 
     epoch_id: str
     info: Mapping[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 
 Birth = tuple[int, int]
 """(czxid, ctime) of a ``/managed-ledgers``: it tells one cluster's metadata from every other's."""

@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.metastore.reading import TABLES, Reading
 from pulsar_lifecycle.model import COMPACTION_CURSOR
 from pulsar_lifecycle.ports import ClusterPorts, Connect, Ids, Lake
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.epoch import Census
-from pulsar_lifecycle.records.gaps import Gap, GapCode, brokers_gap
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import Problem, stored_name
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan import stored_references as looked_up
 from pulsar_lifecycle.scan.coverage import COUNTED, TROUBLE, take_census
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.epoch import Census
+from pulsar_lifecycle.values.gaps import Gap, GapCode, brokers_gap
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import Problem, stored_name
 
 
 def new_epoch_id(now_ms: int, ids: Ids) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.records.referenced import Referenced, id_set
-from pulsar_lifecycle.records.tables import REFERENCES, Problem
+from pulsar_lifecycle.values.referenced import Referenced, id_set
+from pulsar_lifecycle.values.tables import REFERENCES, Problem
 
 
 @dataclass(frozen=True, slots=True)

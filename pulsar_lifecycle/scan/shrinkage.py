@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.referenced import id_set
-from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.scan import references
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.referenced import id_set
+from pulsar_lifecycle.values.tables import stored_name
 
 LISTED = pa.schema(
     [

@@ -15,8 +15,8 @@ from urllib.parse import unquote_plus
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records.tables import FINDINGS
-from pulsar_lifecycle.records.topic_load import LoadState
+from pulsar_lifecycle.values.tables import FINDINGS
+from pulsar_lifecycle.values.topic_load import LoadState
 
 OWNER_FACTS = pa.schema(
     [

@@ -48,9 +48,9 @@ from pulsar_lifecycle.formats.cursor import PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import TAG_MANAGED_LEDGER, LedgerMetadata, LedgerState
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
-from pulsar_lifecycle.records.owner_names import parent_of
-from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.scan.references import StoredReference
+from pulsar_lifecycle.values.owner_names import parent_of
+from pulsar_lifecycle.values.tables import Problem, Trouble
 
 
 def metadata_of(store: MetadataStore, ids: Sequence[int], root: str) -> list[LedgerMetadata | LifecycleError]:

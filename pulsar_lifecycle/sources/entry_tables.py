@@ -33,11 +33,11 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.sources import source_settings
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import Connect, EntryBatch
-from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.low_watermarks import OPTION
 from pulsar_lifecycle.sources.messages import MESSAGES, Hidden, Messages
 from pulsar_lifecycle.throttle import Pace, RateBudget
+from pulsar_lifecycle.values import tables
 
 ENTRIES = pa.schema(
     [

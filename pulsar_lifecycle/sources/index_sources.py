@@ -35,11 +35,11 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.sources import source_settings
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import ClusterPorts, Connect
-from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources import closed_ledgers
 from pulsar_lifecycle.sources.entry_tables import EntryOptions
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.values import tables
 
 BUCKETS, MESSAGES = "delayed_index_buckets", "delayed_index_messages"
 SCHEMAS = {BUCKETS: DELAYED_INDEX_BUCKETS, MESSAGES: DELAYED_INDEX_MESSAGES}

@@ -10,8 +10,8 @@ from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
 from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+from pulsar_lifecycle.values.codes import Code
 
 LOOKED_AT = 20
 """Entries at each end of a ledger among which one must be that REST can show."""

@@ -26,9 +26,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import OffloadLocation, Verified
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unread
@@ -36,6 +33,9 @@ from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.first_phase import send_messages
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, Change, EditOutcome, TopicRun, edit_topic, why_loaded
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import OffloadLocation, Verified
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.journal_rows import Details
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
@@ -56,6 +53,9 @@ from pulsar_lifecycle.topics.write import (
     edit_topic,
     why_loaded,
 )
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 @dataclass(frozen=True, slots=True)

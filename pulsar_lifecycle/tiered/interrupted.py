@@ -24,12 +24,6 @@ from pulsar_lifecycle.metastore.load_state import still_listed
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_failed
-from pulsar_lifecycle.records.copies import NamespaceLocation
-from pulsar_lifecycle.records.offload_uuids import NamedUuids
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, entries_to_ask
 from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is_ours, of_context, unread_by_broker
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
@@ -38,6 +32,12 @@ from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, 
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun, why_loaded
+from pulsar_lifecycle.values.codes import Code, Why, why_failed
+from pulsar_lifecycle.values.copies import NamespaceLocation
+from pulsar_lifecycle.values.offload_uuids import NamedUuids
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.topic_load import LoadReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,6 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.read_checks import failed_locations, passed_locations
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -55,6 +48,13 @@ from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans import offload_plan
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,6 @@ from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Clock, ClusterPorts, Connect, MetadataStore, Node
-from pulsar_lifecycle.records.codes import Code, Why, why_failed
-from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Writer
@@ -39,6 +36,9 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
 )
 from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
+from pulsar_lifecycle.values.codes import Code, Why, why_failed
+from pulsar_lifecycle.values.copies import Verified
+from pulsar_lifecycle.values.outcomes import Outcome
 
 TASK_BYTES = 128 << 20
 """Small ledgers share a task until they are so many bytes; connections are opened once for each task."""

@@ -19,10 +19,6 @@ from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.copies import OffloadLocation
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease
@@ -40,6 +36,10 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.copies import OffloadLocation
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
 
 
 class OffloadWork:

@@ -13,11 +13,11 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 POLICY = "offload.loaded_topics"
 

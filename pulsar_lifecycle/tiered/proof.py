@@ -30,10 +30,10 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
 from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectStore
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.throttle import Pace
 from pulsar_lifecycle.tiered.upload import Copied, Source, digest
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
 
 AHEAD = 2
 """Blocks whose checksums are made at once, or pieces of ``offloaded_ledger.STREAM_SIZE`` bytes that are being read

@@ -30,9 +30,6 @@ from pulsar_lifecycle.journal.read_checks import ReadAt
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
@@ -42,6 +39,9 @@ from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone
 from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, why_loaded
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import NamespaceLocation, OffloadLocation
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 READ_CHECK_UNLOADS = 3
 """Unloads that having a ledger read may take: before it or after its commit, after it, and after it is reverted."""

@@ -15,12 +15,12 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import STOPPING, Change, EditOutcome, TopicRun, edit_topic
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> Why | None:

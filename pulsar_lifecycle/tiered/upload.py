@@ -28,8 +28,8 @@ from pulsar_lifecycle.formats.offload_data import Block, DataObject, DataObjectB
 from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH, OffloadIndex
 from pulsar_lifecycle.formats.offload_object import Role
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore, Part
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.throttle import Pace
+from pulsar_lifecycle.values.codes import Code
 
 LARGER = (
     "offload it with larger blocks: raise MaxBlockSizeInBytes in its offload policy (or offload.block_size, if no "

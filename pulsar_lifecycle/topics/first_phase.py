@@ -11,11 +11,11 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteL
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.copies import bucket_of, copy_of
-from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.runs.journal_rows import Details, MessageSent, Step, Subject, Writer
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.copies import bucket_of, copy_of
+from pulsar_lifecycle.values.outcomes import Outcome, Phase, action_of
 
 NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
 """End of the reason for what may go by now, and is not among what was counted."""

@@ -15,8 +15,8 @@ from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER, L
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import findings
-from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.values import findings
+from pulsar_lifecycle.values.codes import Code, Why
 
 COPY_COLUMNS = ("ledger_id", "application", "component", "managed_ledger", "cursor", "state", "problem")
 """The columns of ``tables.BOOKKEEPER_LEDGERS`` that :func:`kept_copies` needs."""

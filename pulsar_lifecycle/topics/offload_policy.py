@@ -14,9 +14,9 @@ from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans.offload_plan import OffloadCode
 
 ACTING_DRIVERS = {"aws-s3": "AWS_S3", "s3": "S3"}
 """Drivers (in lower case) whose objects we write -> ``managedLedgerOffloadDriver`` in their metadata."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import findings
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.owner_names import holders, schema_owner
+from pulsar_lifecycle.values import findings
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.owner_names import holders, schema_owner
 
 PENDING_ACKS = "__transaction_pending_ack"
 """How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""

@@ -32,12 +32,12 @@ from pulsar_lifecycle.model import (
 )
 from pulsar_lifecycle.ports import Children, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.owner_names import full_names
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics.protection import PENDING_ACKS
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.owner_names import full_names
+from pulsar_lifecycle.values.tables import Problem
 
 LOOKS_AFTER = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each look at what a request without an answer does; a broker that is slow goes on with it."""

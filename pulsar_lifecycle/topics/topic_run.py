@@ -15,8 +15,6 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.topics import partitioned_shadow_sources
 from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.holds_now import HoldsNow
@@ -25,6 +23,8 @@ from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import Unloads
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
 
 MIN_DELIVER_AFTER = 600.0
 """Seconds an intent waits at least; only the sandbox's marker allows less."""

@@ -22,10 +22,10 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Unav
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.values.codes import Code, Why
 
 _LOG = logging.getLogger(__name__)
 

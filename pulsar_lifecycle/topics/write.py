@@ -33,16 +33,16 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import findings, owner_names
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
+from pulsar_lifecycle.values import findings, owner_names
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.topic_load import LoadState
 
 STOPPING = (Paused, LeaseLost, Overloaded)
 """Errors that end a run, whatever topic it is at."""

@@ -20,8 +20,6 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
@@ -36,6 +34,8 @@ from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 from pulsar_lifecycle.trimming import trim_rules
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.outcomes import Outcome
 
 TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
 """Why of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""

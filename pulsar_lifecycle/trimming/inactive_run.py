@@ -23,11 +23,6 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node, TopicConnections, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans import inactive_plan
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept, position_text
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -45,6 +40,11 @@ from pulsar_lifecycle.trimming.delete_topic import Rule, delete_topic, plan_topi
 from pulsar_lifecycle.trimming.retention_run import PoliciesInForce
 from pulsar_lifecycle.trimming.trim import no_report
 from pulsar_lifecycle.trimming.trim_rules import acknowledged
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.owner_names import holders
+from pulsar_lifecycle.values.plans import inactive_plan
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept, position_text
 
 SYSTEM_CURSORS = "additionalSystemCursorNames"
 """How broker.conf names the cursors that brokers take for their own."""

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
@@ -26,6 +24,8 @@ from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
 from pulsar_lifecycle.trimming.trim import TrimOrder, no_report
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from pulsar_lifecycle.trimming.trim_run import trim
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans import retention_plan
 
 POLICIES_SEEN_FOR = 10_000
 """How long (ms) a look at the policies of a namespace serves: each topic is judged several times."""

@@ -24,8 +24,6 @@ from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import snapshot
@@ -52,6 +50,8 @@ from pulsar_lifecycle.topics.write import (
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from pulsar_lifecycle.trimming.trim_view import TrimView, look
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 def as_it_is(info: ManagedLedgerInfo) -> ManagedLedgerInfo:

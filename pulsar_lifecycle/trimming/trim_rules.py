@@ -21,10 +21,10 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.formats.offload_object import halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
-from pulsar_lifecycle.records import findings, owner_names
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, kept_copy, open_attempt
+from pulsar_lifecycle.values import findings, owner_names
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import component_of
 
 
 class Stays(StrEnum):

@@ -16,8 +16,6 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Caps, effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -29,6 +27,8 @@ from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic
 from pulsar_lifecycle.trimming.trim import TrimOrder, merged, no_report, plan_trim, trim_topics
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 def trim(

@@ -15,8 +15,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
@@ -24,6 +22,8 @@ from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun, checked_path, why_loaded
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import TrimVerdict
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Outcome
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pulsar_lifecycle.inspect.automation import Growth
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.storage_run import Totals
-from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.values.epoch import Epoch
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.bookie_admin import status
 

@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.builders import BILLS, intent
 from tests.kit.crash import Watched
 from tests.kit.faked_resource import faked_resource

@@ -15,8 +15,8 @@ from assets.tiered import CHECK, check_done, named, outcomes_shown
 from orchestration import tiered
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import some_why
 from tests.kit.fakes.clock import FakeClock

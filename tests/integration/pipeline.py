@@ -38,12 +38,12 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import BUCKET, Cluster

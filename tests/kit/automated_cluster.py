@@ -12,10 +12,10 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings, KindAutomation
 from pulsar_lifecycle.inspect.automation import KINDS
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 

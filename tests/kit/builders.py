@@ -12,9 +12,9 @@ from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.journal.metrics import HOUR_MS
 from pulsar_lifecycle.ports import Archived, JournalRow
-from pulsar_lifecycle.records import outcomes
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.gaps import Gap, GapCode
+from pulsar_lifecycle.values import outcomes
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 
 NOON = 1_760_000_000_000
 """2025-10-09T08:53:20Z, in ms."""

@@ -16,12 +16,12 @@ from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, delet
 from orchestration.lifecycle.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.caps import AS_SET
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.tables import FINDINGS
 from resources.lifecycle import LifecycleResource
 
 SLOW = OutcomeCount(Outcome.NOT_DELETED, "ZooKeeper is too slow", 3, 0)

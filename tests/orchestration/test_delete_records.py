@@ -14,9 +14,9 @@ from orchestration.automatic.consumed_records import NOTHING_NAMED
 from orchestration.definitions import build_defs
 from orchestration.delete_records import of_both
 from pulsar_lifecycle.delete_records.request import Lacks
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from resources.lifecycle import LifecycleResource
 from tests.kit.records.records_scene import RecordsScene
 

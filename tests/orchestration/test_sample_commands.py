@@ -11,8 +11,8 @@ from assets.pages import show
 from orchestration.definitions import build_defs
 from orchestration.trimming import finish
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import some_why
 from tests.kit.scenes.retention_scene import RetentionScene

@@ -10,9 +10,9 @@ import pytest
 from orchestration.trimming import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.builders import some_why
 
 NAME = "persistent://acme/orders/placed"

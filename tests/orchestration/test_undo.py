@@ -10,7 +10,7 @@ from orchestration.undo import UndoConfig, shortfall, undone_shown
 from pulsar_lifecycle.deletion.undo.undo_run import Result, UndoRequest
 from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.ports import Archived
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.builders import some_why
 
 

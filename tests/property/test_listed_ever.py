@@ -12,9 +12,9 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
 from pulsar_lifecycle.scan.listed_ever import AskedTopic, ever_listed
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.tables import MANAGED_LEDGERS
 from tests.kit.builders import ROW
 from tests.kit.fakes.lake import FakeLake
 from tests.kit.simulated import pipeline

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.formats.deletion_message import LedgerType
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.simulation.faults import disasters, queue_faults
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators import delaying, idling, loading, recording_offloaded, tiering

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
-from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.plans import deletion_plan
 from tests.kit.simulated.cluster import another_cluster
 from tests.simulation.faults import injections, queue_faults, states, traps
 from tests.simulation.laws.deletion_laws import Violation

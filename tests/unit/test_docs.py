@@ -25,8 +25,8 @@ from docs import generate
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.cli import app, journal_codes
 from pulsar_lifecycle.inspect import meanings
-from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
+from pulsar_lifecycle.values.gaps import GapCode
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

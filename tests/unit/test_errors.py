@@ -7,8 +7,8 @@ import pytest
 from pulsar_lifecycle.errors import CorruptFormat, Failed, NotFound, RefusedBy, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import Brokers, load_state
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.topic_load import LoadReason
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.topic_load import LoadReason
 
 
 @pytest.mark.parametrize("error", [Unavailable(), Failed(""), NotFound(""), RefusedBy(Code.UNREAD, "")])

@@ -76,8 +76,8 @@ def findings(
 
     from pulsar_lifecycle.deletion.planning.orphans import CODES
     from pulsar_lifecycle.errors import NotFound
-    from pulsar_lifecycle.records.codes import check_known
-    from pulsar_lifecycle.records.findings import Finding
+    from pulsar_lifecycle.values.codes import check_known
+    from pulsar_lifecycle.values.findings import Finding
 
     if code:
         check_known("a code of a finding", code, {str(one) for codes in CODES for one in codes})

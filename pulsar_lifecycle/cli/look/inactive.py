@@ -35,9 +35,9 @@ def inactive(
         newest_activity,
         rows_of,
     )
-    from pulsar_lifecycle.records.codes import check_known
-    from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept, counted_once
     from pulsar_lifecycle.topics.protection import Protection
+    from pulsar_lifecycle.values.codes import check_known
+    from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept, counted_once
 
     where = cluster_of(context)
     epoch = newest_activity(where.lake, where.settings.cluster)

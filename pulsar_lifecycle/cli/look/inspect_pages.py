@@ -34,8 +34,8 @@ from pulsar_lifecycle.inspect.decoded.decoded_topic import (
 from pulsar_lifecycle.inspect.decoded.decoded_znode import DecodedNode, described
 from pulsar_lifecycle.inspect.decoded.offload_objects import OffloadedPair
 from pulsar_lifecycle.ports import Entry
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.scan.references import KINDS
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState, TopicLoad
 
 
 def print_znode(found: DecodedNode) -> None:

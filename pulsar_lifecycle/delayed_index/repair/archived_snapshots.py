@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.cursor import snapshot_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.ports import ArchivedSnapshot, Journal, JournalReader, Node, Unread
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 
 AT_ONCE = 32 << 20
 """Bytes of entries that one object of the lake has, or one snapshot more."""

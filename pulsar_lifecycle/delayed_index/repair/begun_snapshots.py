@@ -21,10 +21,10 @@ from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET, LedgerMet
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import Deletion, JournalReader, MetadataStore, Node, NodeDeletion, Unread
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, details_of
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)

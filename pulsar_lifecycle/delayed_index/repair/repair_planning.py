@@ -18,14 +18,14 @@ from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS, c
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.delayed_index.stored.rows import WAITING
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans import delayed_index_plan
-from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.plans import delayed_index_plan
+from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
 
 
 def make_repair_plan(

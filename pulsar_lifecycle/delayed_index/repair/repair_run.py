@@ -25,9 +25,6 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.ports import Connect
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans import delayed_index_plan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -37,6 +34,9 @@ from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans import delayed_index_plan
 
 HERE = 8
 """So many topics are repaired in this process: starting tasks for them would take longer."""

@@ -24,10 +24,10 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_BUCKET
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Connect, Lake
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.tables import Problem
 
 BUCKETS, FINDINGS, DUE = "delayed_index_buckets", "delayed_index_findings", "delayed_messages_due"
 CAPACITY = "delayed_index_capacity"

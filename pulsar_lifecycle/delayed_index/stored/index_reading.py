@@ -31,9 +31,9 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import ClusterPorts, EntryBatch, LedgerReader, MetadataStore, Node, ObjectStore, Unread
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.values.codes import Code
 
 
 @dataclass(frozen=True, slots=True)

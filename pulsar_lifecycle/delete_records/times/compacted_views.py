@@ -20,9 +20,9 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, MessagePosition, cursor_name
 from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.scan.stored_references import metadata_of
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 
 def holding_views(

@@ -32,10 +32,10 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused, Stor
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 
 _ERRORS = {
     OffsetProblem.BEYOND_END: RecordsError.OUT_OF_RANGE,

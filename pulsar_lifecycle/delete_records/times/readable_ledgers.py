@@ -28,8 +28,8 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import MessagePosition, Position
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, Node, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.values.codes import Code
 
 OPEN_RUN = 500
 """Entries that are read at once where they are not streamed, as of an open ledger."""

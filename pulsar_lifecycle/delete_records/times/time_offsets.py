@@ -31,10 +31,10 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, St
 from pulsar_lifecycle.formats.message import Envelope
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports import Connect
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.codes import Code
 
 T = TypeVar("T")
 TASK_BYTES = 64 << 20

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.plans.deletion_plan import PLAN
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 _SAME = ["ledger_id", "czxid", "ctime"]
 CONFIRMED_BY = (*_SAME, "finding")

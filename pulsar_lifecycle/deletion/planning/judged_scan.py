@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from pulsar_lifecycle.deletion.planning.orphan_findings import build_findings
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.reading import TABLES
-from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.epochs import close_epoch
 from pulsar_lifecycle.scan.history_check import read_counters
 from pulsar_lifecycle.scan.read import build_references, new_epoch_id, scan_table
+from pulsar_lifecycle.values.epoch import Census, Epoch
 
 OF_OUR_OWN_ROOT = ("bookkeeper_ledgers", "topics")
 """Tables that no shared root has: there is one BookKeeper, and the brokers of another cluster cannot be asked."""

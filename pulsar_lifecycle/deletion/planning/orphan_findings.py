@@ -12,16 +12,16 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.ports import Connect, Lake
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.owner_names import topic_of
-from pulsar_lifecycle.records.referenced import Referenced, id_set
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import snapshot_inquiry
 from pulsar_lifecycle.scan.epochs import UNREADABLE, listed_by, outside
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.findings import Context, Finding
+from pulsar_lifecycle.values.owner_names import topic_of
+from pulsar_lifecycle.values.referenced import Referenced, id_set
+from pulsar_lifecycle.values.tables import Problem
 
 
 def build_findings(cluster: Cluster, epoch_id: str) -> None:

@@ -23,15 +23,15 @@ from pulsar_lifecycle.formats.ledger_metadata import (
     LedgerState,
 )
 from pulsar_lifecycle.model import cursor_name
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import FINDINGS, Problem
-from pulsar_lifecycle.records.topic_load import COMPACTS_NOT
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory
 from pulsar_lifecycle.topics.protection import Protection, owner_rule
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import COMPONENTS, Context, Finding
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.owner_names import OWNER_TAGS, owner_in, owner_of
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import FINDINGS, Problem
+from pulsar_lifecycle.values.topic_load import COMPACTS_NOT
 
 NEEDS_OWNER = (COMPONENT_COMPACTED_LEDGER, COMPONENT_BUCKET)
 """Components whose owner's state decides: ``judge`` leaves them to ``decide_pending``."""

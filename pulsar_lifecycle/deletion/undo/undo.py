@@ -39,13 +39,13 @@ from pulsar_lifecycle.ports import (
     Deletion,
     Node,
 )
-from pulsar_lifecycle.records import findings, owner_names
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import details_of
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
+from pulsar_lifecycle.values import findings, owner_names
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import component_of
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
 
 STEP = 5.0
 """Seconds between two looks at the pause z-node while a collection interval passes."""

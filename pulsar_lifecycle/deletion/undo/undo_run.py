@@ -19,13 +19,13 @@ from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.offloads import deleted_copies
 from pulsar_lifecycle.journal.queries import rows_of_phase
 from pulsar_lifecycle.ports import Connect, LedgerReader, ReplicaCheck
-from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan.evidence import check_store
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.outcomes import Phase
 
 SPREAD_FROM = 1_000
 """Ledgers from which on executors ask the bookies; below, the driver is done before a task has started."""

@@ -16,9 +16,9 @@ from pulsar_lifecycle.ports import (
     Node,
     ReplicaCheck,
 )
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 PENDING = frozenset({Outcome.RECREATING, Outcome.RECREATED, Outcome.UNCONFIRMED})
 

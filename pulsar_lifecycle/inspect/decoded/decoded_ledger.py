@@ -15,7 +15,7 @@ from pulsar_lifecycle.inspect.decoded.decoded_znode import DecodedNode, decoded_
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
-from pulsar_lifecycle.records.owner_names import owner_in
+from pulsar_lifecycle.values.owner_names import owner_in
 
 
 class ReplicaState(StrEnum):

@@ -19,8 +19,8 @@ from pulsar_lifecycle.metastore.schemas import schema_versions
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node
-from pulsar_lifecycle.records.topic_load import TopicLoad
 from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.values.topic_load import TopicLoad
 
 PARTITIONED_ROOT = "/admin/partitioned-topics"
 

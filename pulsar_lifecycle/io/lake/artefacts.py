@@ -22,16 +22,16 @@ from pydantic import TypeAdapter
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.io.lake.files import LakeFiles
-from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json, forgotten
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans import old_version
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
+from pulsar_lifecycle.values.epoch import Census, Epoch, census_from_json, forgotten
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.known_words import KnownWord
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.plans import old_version
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.words import WordKind
 
 SET_ASIDE = "set-aside"
@@ -212,7 +212,7 @@ class FileLake(LakeFiles):
         return sorted((e for e in found if set_aside or not aside[e.cluster].holds(e)), key=lambda e: e.started_at)
 
     def prune(self, now: int) -> list[str]:
-        """Remove the epochs of ``records.epoch.forgotten`` at ``now`` (ms); returns their ids, sorted."""
+        """Remove the epochs of ``values.epoch.forgotten`` at ``now`` (ms); returns their ids, sorted."""
         began = {name: self._started_at(name) for name in self._folders("epochs")}
         old = forgotten(began, self.epochs(), self.epochs(set_aside=True), now)
         for name in old:

@@ -1,6 +1,6 @@
 """Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
 
-Belongs here: where their objects lie, writing and reading them. Not here: their columns (``records/tables.py``), what
+Belongs here: where their objects lie, writing and reading them. Not here: their columns (``values/tables.py``), what
 is recorded, and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` (UTC), and ``LAKE/archive/...`` likewise.
 Snapshots of delayed indexes that repairs replaced lie beside them, in ``LAKE/snapshots``.
 Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import counts, durable, packs
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.values import tables
 
 JOURNAL = "journal"
 ARCHIVE = "archive"

@@ -39,8 +39,8 @@ from pulsar_lifecycle.io.pulsar.admin_answers import (
 from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
-from pulsar_lifecycle.records.topic_load import CompactionStatus
 from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 
 MAX_REDIRECTS = 5
 _RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")

@@ -19,8 +19,8 @@ from botocore.exceptions import ClientError
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, RefusedBy, StoreError, Unavailable
 from pulsar_lifecycle.io.s3.client import BROKEN_OFF, Body, no_bucket, open_client, our_errors
 from pulsar_lifecycle.ports import OCTET_STREAM, ObjectDeletion, ObjectHead, ObjectSummary, Part, Payload, Upload
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.settings import ObjectStoreSettings
+from pulsar_lifecycle.values.codes import Code
 
 DELETE_LIMIT = 1000
 """Keys of one DeleteObjects request (S3 API)."""

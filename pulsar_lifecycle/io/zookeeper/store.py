@@ -56,9 +56,9 @@ from pulsar_lifecycle.ports import (
     Stat,
     Unread,
 )
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 MAX_DELETIONS = 500
 """Deletions in one transaction; the check of the guard comes on top."""

@@ -54,17 +54,17 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 from pulsar_lifecycle.lifecycle.retention_tables import namespaces_of
 from pulsar_lifecycle.metastore.topics import partition_counts
 from pulsar_lifecycle.ports import Connect, Lake, MetadataStore, Node
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import BROKERS_NOT_ANSWERING, GapCode
-from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS, TOPICS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import BROKERS_NOT_ANSWERING, GapCode
+from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS, TOPICS
 
 CURSORS, TOPIC_TABLE, CLIENTS = "cursor_activity", "topic_activity", "connected_clients"
 IDLE_TOPICS, IDLE_CURSORS, DISAGREEING = "inactive_topics", "inactive_cursors", "partition_findings"

@@ -29,11 +29,6 @@ from pulsar_lifecycle.metastore.load_state import fetch_brokers, ledger_states
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why, why_refused
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans import inactive_plan
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -46,6 +41,11 @@ from pulsar_lifecycle.topics.system_topics.function_subscriptions import Functio
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun
+from pulsar_lifecycle.values.codes import Code, Why, why_refused
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.owner_names import holders
+from pulsar_lifecycle.values.plans import inactive_plan
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 SEEN_FOR = 10_000
 """How long (ms) a look at brokers and policies serves; the broker's own refusal is the last word."""

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics.listed_ledgers import OF_COPY, on_disk
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 
 Opened = Callable[[Sequence[int]], pa.Table]
 """Rows of ``OPEN_SIZES`` of these ledgers."""

@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.lifecycle.activity.activity_run import ActivityReport
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans import inactive_plan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans import inactive_plan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
 
 _LOGICAL, _PHYSICAL = "bytes of each topic once", "physical bytes of each topic once"
 

@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, REPLICATOR
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.model import COMPACTION_CURSOR, PARTITION_SUFFIX
-from pulsar_lifecycle.records.plans.inactive_plan import (
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
+from pulsar_lifecycle.values.plans.inactive_plan import (
     INACTIVE_CURSORS,
     INACTIVE_TOPICS,
     InactiveKept,
     position_text,
 )
-from pulsar_lifecycle.topics.protection import Protection
-from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 PARTITION = f"{PARTITION_SUFFIX}$"
 _LETTERS = r"-(DLQ|RETRY)(-partition-[0-9]+)?$"

@@ -26,8 +26,8 @@ from pulsar_lifecycle.lifecycle.activity.activity_tables import (
 )
 from pulsar_lifecycle.lifecycle.load.monitors import is_subscription
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState
 
 LOAD_TAKES = 60_000
 """A ``lastActive`` so soon (ms) after the topic's last ledger was made is its load's own; clocks may differ by it."""

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.lifecycle.activity.activity_run import IDLE_CURSORS, newest_activity
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, InactiveKept
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_CURSORS, InactiveKept
 
 
 @dataclass(frozen=True, slots=True)

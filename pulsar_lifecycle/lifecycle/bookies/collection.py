@@ -27,7 +27,7 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     to_compact,
     waits_for,
 )
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.values.codes import Why
 
 
 class CollectionChoice(StrEnum):

@@ -34,14 +34,14 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
 )
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, Clock, Journal, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 POLL = 5.0
 """Seconds between two looks at a collecting bookie."""

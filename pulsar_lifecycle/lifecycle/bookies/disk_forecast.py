@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from pulsar_lifecycle.records.epoch import DAY_MS
+from pulsar_lifecycle.values.epoch import DAY_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from pulsar_lifecycle.lifecycle.bookies.placement import PLACEMENT_COLUMNS, Plac
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows, listed_ids
 from pulsar_lifecycle.metastore.walk import CHUNK
 from pulsar_lifecycle.ports import BookieAdmin, Lake, MetadataStore, Node, Unread
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.epoch import DAY_MS
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.epoch import DAY_MS
+from pulsar_lifecycle.values.tables import Problem
 
 TABLE = "bookie_disk"
 HISTORY = 14 * DAY_MS

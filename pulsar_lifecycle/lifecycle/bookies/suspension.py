@@ -17,11 +17,11 @@ from pulsar_lifecycle.errors import LifecycleError, NotFound, OutcomeUnknown, Us
 from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import UNKNOWN, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.disk_run import newest_disks
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer, details_of
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,6 @@ from pulsar_lifecycle.lifecycle.retention_tables import (
 )
 from pulsar_lifecycle.lifecycle.storage_run import POSITIONS_TABLE
 from pulsar_lifecycle.ports import Connect, Lake
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.settings import Settings
@@ -50,6 +48,8 @@ from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.topic_load import LoadState
 
 OPEN_TABLE, BACKLOG_TABLE = "open_ledgers", "subscription_backlog"
 

@@ -24,12 +24,12 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.walk import Unit
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState
 
 _UNKNOWN = frozenset(
     {RetentionVerdict.UNKNOWN_POLICY, RetentionVerdict.UNKNOWN_CURSOR, RetentionVerdict.UNKNOWN_LEDGER}

@@ -23,13 +23,6 @@ from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS, policy_
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.unused_subscriptions import chosen, planned_inactive, staying_somewhere
 from pulsar_lifecycle.ports import Connect
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans import load_plan
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
@@ -38,6 +31,13 @@ from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
 from pulsar_lifecycle.topics.topic_run import owners_rules, partitioned_shadows
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans import load_plan
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
 
 TABLE = "topics_to_load"
 POSITIONS_TABLE = "idle_cursor_positions"

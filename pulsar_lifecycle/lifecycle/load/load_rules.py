@@ -39,11 +39,11 @@ from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.owner_names import holders
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.topics.listed_ledgers import on_disk
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
+from pulsar_lifecycle.values.owner_names import holders
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
 
 
 class LoadNeed(StrEnum):

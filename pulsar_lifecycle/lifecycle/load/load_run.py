@@ -37,9 +37,6 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Caps, Order
@@ -56,6 +53,9 @@ from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_i
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans import load_plan
 
 Report = Callable[[Sequence[LoadedTopic]], None]
 """Called with what became of each topic as soon as it is known: a run that is stopped later returns nothing."""

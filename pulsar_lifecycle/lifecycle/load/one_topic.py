@@ -22,12 +22,12 @@ from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
+from pulsar_lifecycle.values.findings import Context
 
 
 def load_row(

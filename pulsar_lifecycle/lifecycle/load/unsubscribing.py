@@ -26,10 +26,10 @@ from pulsar_lifecycle.lifecycle.subscription_deletion import (
 )
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, cursor_name, encode_name
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.runs.control import PendingUnload
+from pulsar_lifecycle.values.codes import Code, Why
 
 
 @dataclass

@@ -20,11 +20,11 @@ from pulsar_lifecycle.journal.queries import filed_since
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import JournalRow, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)

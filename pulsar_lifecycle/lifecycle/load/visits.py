@@ -25,9 +25,6 @@ from pulsar_lifecycle.lifecycle.subscription_deletion import Deleting
 from pulsar_lifecycle.metastore.load_state import NO_WORD
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -36,6 +33,9 @@ from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone
 from pulsar_lifecycle.topics.write import STOPPING
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 POLL = 0.5
 """Seconds between two looks at the metadata of topics that brokers have been told something."""

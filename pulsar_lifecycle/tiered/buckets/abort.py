@@ -16,14 +16,14 @@ from pulsar_lifecycle.ports import (
     MetadataStore,
     ObjectStore,
 )
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import BegunAttempt
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Began, Row, batched
 from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import BegunAttempt
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,16 +37,16 @@ from pulsar_lifecycle.ports import (
     ObjectStore,
     Unread,
 )
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import BegunAttempt
-from pulsar_lifecycle.records.offload_uuids import NamedUuids
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.tiered.buckets.bucket_rules import KeyRange, Rules, SweepAction
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import BegunAttempt
+from pulsar_lifecycle.values.offload_uuids import NamedUuids
+from pulsar_lifecycle.values.referenced import Referenced
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""A row of ``records.tables.OBJECTS``."""
+"""A row of ``values.tables.OBJECTS``."""
 CopyKey = tuple[str, UUID, int]
 """A copy's bucket (empty: its topic names none), UUID and ledger id."""
 

@@ -31,13 +31,13 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as
 from pulsar_lifecycle.formats.ledger_metadata import COMPONENT_MANAGED_LEDGER
 from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import owner_names, plans
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import BegunAttempt
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values import owner_names, plans
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import BegunAttempt
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.tables import OBJECTS
 
 
 class SweepAction(StrEnum):

@@ -23,14 +23,6 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.ports import Connect, JournalReader, Lake
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gaps
-from pulsar_lifecycle.records.offload_uuids import NamedByAny
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary, summary_of
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, send_intents
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
@@ -44,10 +36,18 @@ from pulsar_lifecycle.tiered.buckets.abort import Sweep, UploadOutcome, abort_up
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory
 from pulsar_lifecycle.tiered.buckets.bucket_rules import KeyRange, Rules, SweepAction
 from pulsar_lifecycle.topics import topic_run
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gaps
+from pulsar_lifecycle.values.offload_uuids import NamedByAny
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary, summary_of
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.tables import OBJECTS
 
 TABLE = "objects"
 NAMED = "offload_references"
-"""Tables of an epoch: ``records.tables.OBJECTS`` and ``OFFLOAD_REFERENCES``."""
+"""Tables of an epoch: ``values.tables.OBJECTS`` and ``OFFLOAD_REFERENCES``."""
 
 FEW_TASKS = 16
 FEW_COPIES = 1_000_000

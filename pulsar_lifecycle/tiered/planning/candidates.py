@@ -15,9 +15,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.topics.listed_ledgers import THEIRS
 from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,
@@ -28,6 +25,9 @@ from pulsar_lifecycle.topics.offload_policy import (
     warning,
 )
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,6 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import RESTORE, policy_documents
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
-from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -63,6 +53,16 @@ from pulsar_lifecycle.topics.policies import (
 from pulsar_lifecycle.topics.retention_policy import RETENTION_POLICIES, RetentionPolicy
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.write import writes_loaded
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context, Finding
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Waiting
+from pulsar_lifecycle.values.plans import offload_plan
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.topic_load import LoadState
 
 TABLE = "offload_candidates"
 

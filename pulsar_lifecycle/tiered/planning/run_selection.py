@@ -21,15 +21,15 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
-from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED
 from pulsar_lifecycle.topics.offload_policy import ACTING_DRIVERS, BOOKKEEPER_FIRST, OffloadPolicy, competing
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import OffloadLocation, offload_location
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
+from pulsar_lifecycle.values.topic_load import LoadState
 
 WAVE_BYTES = 64 << 30
 WAVE_LEDGERS = 2_000

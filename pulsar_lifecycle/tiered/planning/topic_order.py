@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
 from pulsar_lifecycle.model import MessagePosition, Topic
-from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.epoch import Epoch
 
 
 def topic_order(

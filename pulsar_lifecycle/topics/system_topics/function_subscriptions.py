@@ -14,11 +14,11 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import function_metadata
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.run_settings import FUNCTIONS_METADATA
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 _WAY_OUT = 'If that lasts, set inactivity.functions_metadata = "", and name these in inactivity.kept_subscriptions'
 _NO_TOPIC = (

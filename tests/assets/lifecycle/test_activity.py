@@ -12,7 +12,7 @@ from assets.lifecycle.activity import check_result, history_shown, inactive_show
 from pulsar_lifecycle.cli.plan_pages import PAGES, InactivePlans
 from pulsar_lifecycle.inspect.kept_plans import KEPT, known_kind
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
 from tests.kit.command import run
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE

@@ -15,11 +15,11 @@ from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.lifecycle.load_runs import OWN, expired, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene

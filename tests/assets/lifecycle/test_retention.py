@@ -11,11 +11,11 @@ from assets.lifecycle.retention import expired_shown, plan_shown
 from orchestration.trimming import shown
 from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.builders import A_GAP, some_why
 from tests.kit.scenes.retention_scene import MB, RetentionScene
 

@@ -25,13 +25,13 @@ from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, Paused
 from pulsar_lifecycle.journal.effects import NO_EFFECTS, Changed, Effect, added_up, effects_of
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan, run_config
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import epoch_of
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans import epoch_of
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.assets_scene import observed
 from tests.kit.scenes.retention_scene import RetentionScene

@@ -12,7 +12,7 @@ import pytest
 from assets.names import EPOCH, key
 from assets.pages import show
 from assets.pages.plan_links import PlanLinks
-from pulsar_lifecycle.records.plans import epoch_of
+from pulsar_lifecycle.values.plans import epoch_of
 from tests.kit.scenes.assets_scene import AssetsScene
 from tests.kit.scenes.retention_scene import RetentionScene
 

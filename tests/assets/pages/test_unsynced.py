@@ -10,7 +10,7 @@ import pytest
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.assets_scene import NIGHTLY, AssetsScene
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import data_tags

@@ -23,11 +23,11 @@ from pulsar_lifecycle.inspect.settled import settled_ledgers
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.command import run
 from tests.kit.scenes.stored_plan import store_plan
 from tests.kit.settings import write_settings

@@ -22,10 +22,10 @@ from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.referenced import Referenced
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import topics

@@ -17,7 +17,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Children, Deletion, MetadataStore, Node, Unread
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.integration.contracts.zk_nodes import exists, fill, remove, settings
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.refused import refused_by

@@ -25,11 +25,11 @@ from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import pulsar_client
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes

@@ -23,10 +23,10 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, topics_
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import MessagePosition, Topic
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

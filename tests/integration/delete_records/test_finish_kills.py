@@ -14,7 +14,7 @@ from pulsar_lifecycle.delete_records.apply_run import Patience
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
 from pulsar_lifecycle.deletion.undo.undo_run import UndoRequest, undo_deletions
 from pulsar_lifecycle.model import MessagePosition
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.cluster import Cluster
 from tests.integration.delete_records.record_requests import (
     COLLECTED,

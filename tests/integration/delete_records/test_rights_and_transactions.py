@@ -20,8 +20,8 @@ import pytest
 
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult
 from pulsar_lifecycle.model import MessagePosition
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from sandbox.clients import Admin
 from sandbox.cluster import Cluster
 from sandbox.servers.processes import free_ports

@@ -16,9 +16,9 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import decode_name
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.records.findings import COMPONENTS, component_of
-from pulsar_lifecycle.records.owner_names import owner_of
 from pulsar_lifecycle.settings import ZooKeeperSettings
+from pulsar_lifecycle.values.findings import COMPONENTS, component_of
+from pulsar_lifecycle.values.owner_names import owner_of
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
 

@@ -20,11 +20,11 @@ import pytest
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes

@@ -24,10 +24,10 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings, load_settings
+from pulsar_lifecycle.values.refusals import RefusalCode
 from resources.lifecycle import LifecycleResource
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster

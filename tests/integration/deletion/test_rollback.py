@@ -19,9 +19,9 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import GapCode
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.values.gaps import GapCode
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, verify, znodes

@@ -13,11 +13,11 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics

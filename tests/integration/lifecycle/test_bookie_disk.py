@@ -21,10 +21,10 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdi
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, remedies
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, settings_file

@@ -20,10 +20,10 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, StopReason, is_at_it
 from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, CollectionRun
 from pulsar_lifecycle.lifecycle.bookies.suspension import resume, suspend
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, settings_file

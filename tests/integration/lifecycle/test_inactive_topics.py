@@ -16,13 +16,13 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import TOPIC_TABLE, Activi
 from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

@@ -16,10 +16,10 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import build_activity
 from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes

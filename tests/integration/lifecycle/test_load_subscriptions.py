@@ -17,9 +17,9 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.subscription_deletion import Subscription
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

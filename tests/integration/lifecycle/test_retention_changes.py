@@ -17,9 +17,9 @@ import pytest
 from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics

@@ -43,8 +43,6 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import PulsarSettings, load_settings
 from pulsar_lifecycle.topics.policies import Layers
@@ -52,6 +50,8 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.findings import Context
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

@@ -17,14 +17,14 @@ import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics

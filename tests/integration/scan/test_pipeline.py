@@ -19,9 +19,9 @@ import pytest
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, verify, znodes
 from tests.integration.deletion import forgery

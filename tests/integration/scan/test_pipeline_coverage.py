@@ -22,11 +22,11 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.gaps import GapCode
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.scan.epochs import _other_roots
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.gaps import GapCode
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import plant, topics, znodes

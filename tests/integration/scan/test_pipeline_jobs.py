@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
-from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.values.gaps import GapCode
 from sandbox.cluster import Cluster
 from sandbox.planting import plant
 from tests.integration.jobs import Jobs, key

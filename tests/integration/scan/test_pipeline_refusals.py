@@ -16,11 +16,11 @@ from kazoo.client import KazooClient
 from orchestration.jobs import ApplyConfig
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import NotFound, Paused, UsageError
-from pulsar_lifecycle.records.plans.deletion_plan import digest
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.values.plans.deletion_plan import digest
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.cluster import Cluster
 from sandbox.planting import plant
 from tests.integration.pipeline import NO_CAPS, Pipeline, Planned, existing, new_namespace, waiting

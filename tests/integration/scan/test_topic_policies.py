@@ -16,13 +16,13 @@ from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
 from pulsar_lifecycle.topics.policies import NamespacePolicies
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.plans.offload_plan import OffloadCode
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import topics

@@ -24,8 +24,6 @@ from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.offloaded import PulsarOffload
@@ -34,6 +32,8 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.planning.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.proof import verify
 from pulsar_lifecycle.tiered.upload import Source
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
 from tests.integration.pipeline import Pipeline, object_store

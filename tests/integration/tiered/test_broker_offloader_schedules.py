@@ -14,10 +14,10 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.codes import Code
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes

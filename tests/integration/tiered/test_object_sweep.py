@@ -26,9 +26,9 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, rows_to_sweep, sweep, take_inventory
+from pulsar_lifecycle.values.refusals import RefusalCode
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
 from sandbox.servers.state import CLUSTER

@@ -29,14 +29,14 @@ from pulsar_lifecycle.io.bookkeeper.stream import READ_AHEAD
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.sources import closed_ledgers
 from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Copied, Source, Target, copy_ledger
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
 from sandbox.cluster import BUCKET, Cluster
 from tests.integration.pipeline import Pipeline, settings_file
 from tests.kit.refused import refused_by

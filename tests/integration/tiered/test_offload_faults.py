@@ -16,12 +16,12 @@ import pytest
 
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics

@@ -15,10 +15,10 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import topics

@@ -23,12 +23,12 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.sources.spark_session import prepare
 from pulsar_lifecycle.tiered.asked_entries import entries_to_ask
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import topics

@@ -29,8 +29,8 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Waiting
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Waiting
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.planting import znodes
 from sandbox.servers.state import CLUSTER

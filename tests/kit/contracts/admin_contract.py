@@ -4,7 +4,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 
 
 def partition(topic: Topic, number: int) -> Topic:

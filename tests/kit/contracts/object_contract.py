@@ -8,7 +8,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Conflict, NotFound, StoreError
 from pulsar_lifecycle.ports import Part
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.refused import refused_by
 
 BUCKET = "offloaded"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_plan
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
-from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.outcomes import Action
 from tests.kit.scenes.delayed_scene import DelayedScene
 
 

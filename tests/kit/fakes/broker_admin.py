@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pulsar_lifecycle.errors import AccessDenied, Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, Counting, JournalRow
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.values import tables
 from tests.kit.fakes.tables import Tables, days_of
 
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
-from pulsar_lifecycle.records.epoch import Census, Epoch, forgotten
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import StoreCounters
+from pulsar_lifecycle.values.epoch import Census, Epoch, forgotten
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.known_words import KnownWord
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.plans.offload_plan import OffloadPlan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.store_history import StoreCounters
 from pulsar_lifecycle.words import WordKind
 from tests.kit.fakes.tables import Tables
 

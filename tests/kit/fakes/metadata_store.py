@@ -31,7 +31,7 @@ from pulsar_lifecycle.ports import (
     Stat,
     Unread,
 )
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.fakes.clock import FakeClock
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ from pulsar_lifecycle.ports import (
     Payload,
     Upload,
 )
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 
 Hook = Callable[[str, str, Sequence[str]], None]
 

@@ -17,8 +17,8 @@ from assets.names import EPOCH, FINDINGS, METASTORE, READER, key
 from assets.pages import versions
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.planning import judged_scan
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import DELETED_ROW
 from tests.kit.scenes.retention_scene import RetentionScene

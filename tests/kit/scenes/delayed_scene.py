@@ -16,7 +16,7 @@ from pulsar_lifecycle.formats import delayed_indexes, ledger_metadata
 from pulsar_lifecycle.formats.delayed_indexes import Indexes
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
-from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.values.epoch import Epoch
 from tests.kit.builders import entry
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import bucket_tags, data_tags

@@ -18,11 +18,11 @@ from pulsar_lifecycle.inspect.explain import Explanation, explain
 from pulsar_lifecycle.inspect.explain_codes import Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.tables import REFERENCES
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.outcomes import Action
+from pulsar_lifecycle.values.tables import REFERENCES
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.ledger_reader import FakeLedgerReader
 from tests.kit.fakes.metadata_store import FakeZooKeeper

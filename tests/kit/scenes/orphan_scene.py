@@ -8,7 +8,7 @@ from __future__ import annotations
 from pulsar_lifecycle.deletion_queue.missing_topics import create_missing
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import lake_of, two_scans, where
 

@@ -18,17 +18,17 @@ from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers, read_topics
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import StoreCounters
-from pulsar_lifecycle.records.topic_load import CompactionStatus
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
 from pulsar_lifecycle.settings import Settings, load_settings
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.epoch import Census, Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.store_history import StoreCounters
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeQueueReader
 from tests.kit.fakes.lake import FakeLake

@@ -9,12 +9,12 @@ import time
 from dataclasses import replace
 
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import FINDINGS
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import FINDINGS
 
 TOPIC = "persistent://shop/orders/placed"
 

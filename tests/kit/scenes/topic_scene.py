@@ -16,14 +16,14 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.topic_load import LoadReason
 from tests.kit.crash import Tell
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

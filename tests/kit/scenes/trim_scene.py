@@ -18,9 +18,6 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, encode_name
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
@@ -29,6 +26,9 @@ from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Tell, killed_at_every_step
 from tests.kit.scenes.topic_scene import TOPIC, TopicScene
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

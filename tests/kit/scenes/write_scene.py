@@ -13,11 +13,11 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.write import EditOutcome, edit_topic
+from pulsar_lifecycle.values.findings import Context
 from tests.kit.builders import some_why
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.topic_scene import TOPIC, TopicScene

@@ -31,7 +31,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Asked, CopyDeletion, OffloadLocation
+from pulsar_lifecycle.values.copies import Asked, CopyDeletion, OffloadLocation
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Policy, Scan, begun, scan

@@ -21,16 +21,16 @@ from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.run_settings import MAX_LOSS
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Caps, Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.fakes.lake import FakeEpoch, FakeLake
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.connections import SimIds, where_of

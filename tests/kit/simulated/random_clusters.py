@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 from tests.kit.simulated.cluster import (
     CURSORS,
     SimulatedCluster,

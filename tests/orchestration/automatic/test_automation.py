@@ -31,13 +31,13 @@ from pulsar_lifecycle.inspect.automation import (
     growth_of,
 )
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.outcomes import Waiting
 from resources.lifecycle import LifecycleResource
 from tests.kit.automated_cluster import RETENTION, automated, planned, rung
 from tests.kit.scenes.retention_scene import RetentionScene

@@ -16,9 +16,9 @@ from assets.pages.switch import SWITCH
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Paused, RefusedBy, Unavailable, UsageError
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.refusals import RefusalCode
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import SETTINGS

@@ -21,11 +21,11 @@ from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.builders import A_GAP
 from tests.kit.faked_resource import faked_resource
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin

@@ -10,8 +10,8 @@ import pytest
 
 from assets.names import EPOCH, READER, key
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 

@@ -14,7 +14,7 @@ from pulsar_lifecycle.delete_records.times.publish_times import Span, span
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import MessagePosition, Position
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.topic_times import TopicTimes, batch, commit, in_transaction, marker, part, sent
 
 TIMES = st.integers(0, 9)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import AccessDenied, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.refused import refused_by
 from tests.kit.simulated.cluster import (
     SimulatedCluster,

@@ -18,8 +18,8 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.copies import Asked
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.copies import Asked
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
 
 TOPICS = [

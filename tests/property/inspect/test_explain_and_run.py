@@ -35,16 +35,16 @@ from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import COMPONENTS, Finding, component_of
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
-from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import COMPONENTS, Finding, component_of
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase, Waiting
+from pulsar_lifecycle.values.owner_names import owner_in
 from tests.kit.scenes.tiered.copy_deletion_scene import SITE, CopyDeletionScene
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags, data_tags

@@ -12,7 +12,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_tables import CONNECTIONS, CUR
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, inactive_cursors, inactive_topics
 from pulsar_lifecycle.lifecycle.activity.last_use import Clients, cursor_activity
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
 HOUR = 3_600_000
 PERIOD = 24 * HOUR

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import expired_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
-from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.values import tables
 
 NOW = 1_700_000_000_000
 MINUTE = 60_000

@@ -16,9 +16,9 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, top
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.plans import load_plan
 
 NOW = 1_700_000_000_000
 MINUTE = 60_000

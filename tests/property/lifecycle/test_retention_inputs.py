@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, owners_kept, retention_topics
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 
 Row = dict[str, Any]
 SOME = settings(max_examples=200, deadline=None)

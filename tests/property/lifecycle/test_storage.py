@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS, Reason
 from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, Problem
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, Problem
 
 MANY = settings(max_examples=200, deadline=None)
 IDS = st.integers(0, 6)

@@ -13,9 +13,9 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.metastore.topics import ledger_row
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics.listed_ledgers import COPY_COLUMNS, copies_of, kept_copies, kept_copy
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.findings import Context
 
 TOPIC = Topic.parse("persistent://acme/orders/a")
 SEGMENT = OffloadSegment(UUID(int=1), True, 1, 1, 1, "aws-s3", {})

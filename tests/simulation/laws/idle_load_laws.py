@@ -13,8 +13,8 @@ from typing import Any
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.simulation.laws.activity_laws import ActivityLaws
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.load_laws import notes_of

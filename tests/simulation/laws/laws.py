@@ -20,8 +20,8 @@ from pulsar_lifecycle.formats.offload_object import uuid_of
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent
-from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.outcomes import FINAL, Action, Outcome
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.laws.deletion_laws import DeletionLaws, Violation
 from tests.simulation.laws.load_laws import notes_of

@@ -17,8 +17,8 @@ from pulsar_lifecycle.copies import whole_copies
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import offloaded_copies
 from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
-from pulsar_lifecycle.records.copies import bucket_of
-from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.values.copies import bucket_of
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.simulation.mutations.mutation import Mutation
 
 

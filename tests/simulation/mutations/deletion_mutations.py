@@ -21,10 +21,10 @@ from pulsar_lifecycle.inspect import ledger_history
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, NodeDeletion, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.scan import epochs as scan_epochs
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.fakes.metadata_store import FakeStore
 from tests.simulation.mutations.mutation import Mutation
 from tests.simulation.world.ports import SimStore

@@ -16,13 +16,13 @@ from pulsar_lifecycle.deletion import deletion_run, owner_check
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.metastore import walk
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.scan import epochs as scan_epochs
 from pulsar_lifecycle.scan import evidence, history_check, snapshot_inquiry, snapshot_memory, stored_references
 from pulsar_lifecycle.scan.neighbours import Neighbours
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.scan.snapshot_memory import Memory
+from pulsar_lifecycle.values import owner_names
+from pulsar_lifecycle.values.tables import Problem, Trouble
 from tests.simulation.mutations.mutation import Mutation
 from tests.simulation.world.ports import SimStore
 

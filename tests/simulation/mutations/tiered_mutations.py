@@ -17,8 +17,6 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import copy_deletions, deletion_run
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.ports import ObjectStore, Sent
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import (
     bookkeeper_copies,
@@ -31,6 +29,8 @@ from pulsar_lifecycle.tiered import (
 from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
 from pulsar_lifecycle.tiered.planning import offload_planning
 from pulsar_lifecycle.tiered.upload import Source
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
 from tests.simulation.mutations.mutation import Mutation
 
 

@@ -16,10 +16,10 @@ from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_pl
 from pulsar_lifecycle.delayed_index.repair.repair_run import Repaired, repair, undo_repair
 from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, FINDINGS, check_delayed_indexes
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.simulation.laws.delayed_laws import UNDO, DelayedLaws
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.operators.operator import Operator

@@ -15,8 +15,8 @@ from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.simulation.laws.deletion_laws import Violation
 
 if TYPE_CHECKING:

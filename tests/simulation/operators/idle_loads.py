@@ -12,9 +12,9 @@ from random import Random
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.plans import load_plan
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.plans import load_plan
 from tests.kit.simulated.cluster import BROKER
 from tests.simulation.laws.idle_load_laws import IdleLoadLaws
 from tests.simulation.operators import idling

@@ -13,10 +13,10 @@ from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.trimming.inactive_run import delete_inactive
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 from tests.kit.simulated.cluster import BROKER
 from tests.simulation.laws.activity_laws import ActivityLaws
 from tests.simulation.operators.operator import Operator

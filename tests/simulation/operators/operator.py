@@ -24,11 +24,6 @@ from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd, _Worker
 from pulsar_lifecycle.errors import Refused, RefusedBy, UsageError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import GapCode, in_words
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -36,6 +31,11 @@ from pulsar_lifecycle.scan.epochs import weighed_against
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import GapCode, in_words
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.refusals import RefusalCode
 from pulsar_lifecycle.words import RaisedShrinkage
 from tests.kit.fakes.lake import FakeLake
 from tests.kit.simulated import pipeline

@@ -15,14 +15,14 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
-from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.runs.apply import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
 from pulsar_lifecycle.tiered.planning import offload_planning
+from pulsar_lifecycle.values.gaps import in_words
+from pulsar_lifecycle.values.outcomes import Action
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.laws.tiered_laws import OFFLOAD, SWEEP

@@ -28,7 +28,7 @@ from pulsar_lifecycle.ports import (
     Traces,
     Unread,
 )
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import MAIN, RETRY

@@ -18,8 +18,8 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.owner_names import schema_owner
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.owner_names import schema_owner
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import FakeStore
 from tests.kit.fakes.object_store import FakeBuckets

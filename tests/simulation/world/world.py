@@ -16,7 +16,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 from tests.kit.simulated.cluster import BROKER
 from tests.kit.simulated.offloaded import BUCKET
 from tests.simulation.world.brokers import Brokers

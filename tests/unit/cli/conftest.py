@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.io.lake.artefacts import FileLake
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.stored_plan import store_plan
 from tests.kit.settings import write_settings
 

@@ -16,10 +16,10 @@ from pulsar_lifecycle.delete_records.request import NotAsked
 from pulsar_lifecycle.delete_records.requested_partitions import READ_EACH
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.plans.records_table import LOST, SHOWN
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.records_table import LOST, SHOWN
 from tests.kit.builders import ROW
 from tests.kit.command import run
 from tests.kit.fakes.metadata_store import FakeStore

@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_lifecycle.cli.journal_codes import CODES
 from pulsar_lifecycle.inspect import meanings
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from pulsar_lifecycle.words import WordKind
 from tests.kit.command import run
 

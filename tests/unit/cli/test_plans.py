@@ -17,17 +17,17 @@ from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans import load_plan, retention_plan
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans import load_plan, retention_plan
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import FINDINGS, REFERENCES
 from tests.kit.command import command_over, run
 from tests.kit.scenes.stored_plan import TOPIC, store_scan
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

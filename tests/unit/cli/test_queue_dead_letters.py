@@ -13,7 +13,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
     encode_deletion_message,
 )
-from pulsar_lifecycle.records.tables import DEAD_LETTERS
+from pulsar_lifecycle.values.tables import DEAD_LETTERS
 from tests.kit.command import command_over
 from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.kit.settings import write_settings

@@ -21,12 +21,12 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Received
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.builders import DELETED_ROW as ROW
 from tests.kit.command import command_over
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin

@@ -16,16 +16,16 @@ from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import REFERENCES
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.known_words import KnownWord
+from pulsar_lifecycle.values.outcomes import Action
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import REFERENCES
 from pulsar_lifecycle.words import WordKind
 from tests.kit.command import command_over, run
 from tests.kit.scenes.stored_plan import store_scan

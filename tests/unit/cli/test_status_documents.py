@@ -14,12 +14,12 @@ from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.builders import DELETED_ROW
 from tests.kit.command import command_over
 from tests.kit.fakes.deletion_queue import FakeQueueReader

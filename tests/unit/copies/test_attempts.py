@@ -14,7 +14,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import ATTEMPTS, Attempt, BrokenAttempt
 from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 LOCATION = (

@@ -10,7 +10,7 @@ import pytest
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.unread_locations import TRIES, held, hold, let_go, look, path_of
 from pulsar_lifecycle.errors import AccessDenied, Conflict, OutcomeUnknown, StoreError
-from pulsar_lifecycle.records.copies import OffloadLocation
+from pulsar_lifecycle.values.copies import OffloadLocation
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 HERE: OffloadLocation = ("aws-s3", "tiered", "", "http://s3:1/é/..%2f")

@@ -17,14 +17,14 @@ from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from pulsar_lifecycle.topics import low_watermark
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, part

@@ -10,10 +10,10 @@ from pulsar_lifecycle.delete_records.partition_effects import PartitionDeletion
 from pulsar_lifecycle.delete_records.request import END, DeleteRecordsResult, Lacks, Options
 from pulsar_lifecycle.errors import AccessDenied, StoreError
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.fakes.bookie_admin import status
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import BOOKIE, ENTRIES, RecordsScene

@@ -26,9 +26,9 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import MessagePosition, Position, Topic
 from pulsar_lifecycle.ports import Archived
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.builders import ROW
 from tests.kit.records.records_scene import BOOKIE, RecordsScene
 from tests.kit.records.topic_times import BUCKET, compacted_entry

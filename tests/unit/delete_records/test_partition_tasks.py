@@ -12,9 +12,9 @@ from pulsar_lifecycle.delete_records.apply_run import HERE
 from pulsar_lifecycle.delete_records.request import END
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.tasks import LocalTasks
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
 
 MORE = 3

@@ -9,8 +9,8 @@ import pytest
 from pulsar_lifecycle.delete_records.request import END
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.pipeline import Policy

@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import MessagePosition, Position
-from pulsar_lifecycle.records.plans.delete_records_plan import RecordsError
+from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import ENTRIES, HOUR, RecordsScene
 from tests.kit.records.topic_times import BUCKET, abort, batch, commit, in_transaction, part, sent
 

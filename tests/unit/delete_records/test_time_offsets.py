@@ -12,7 +12,7 @@ from pulsar_lifecycle.errors import CorruptFormat, NotFound, RefusedBy, StoreErr
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import MessagePosition
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.records.topic_times import (
     ROOT,
     TOPIC,

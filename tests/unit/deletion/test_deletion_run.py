@@ -21,11 +21,6 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.metastore import reading
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.scan import evidence
@@ -34,6 +29,11 @@ from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.epoch import Census, Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.refusals import RefusalCode
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.journal import FakeJournal

@@ -22,10 +22,10 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.topic_load import CompactionStatus
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.topic_load import CompactionStatus
 from tests.kit.scenes.batch_scene import TOPIC, outcomes
 from tests.kit.scenes.batch_scene import BatchScene as Scene
 from tests.kit.simulated.cluster import (

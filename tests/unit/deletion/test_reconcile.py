@@ -9,7 +9,7 @@ import pytest
 from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.orphan_scene import TOPIC, OrphanScene
 
 NAMESPACE = str(TOPIC.namespace)

@@ -21,9 +21,9 @@ from pulsar_lifecycle.formats.retry_letter import retry_properties
 from pulsar_lifecycle.journal.queries import DeadLetterReason
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action
 from tests.kit.builders import BILLS, ORDERS, intent
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader

@@ -13,11 +13,11 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.errors import StoreError, UsageError
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics

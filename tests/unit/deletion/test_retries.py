@@ -26,10 +26,10 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.crash import Crash
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.batch_scene import TOPIC, outcomes, watched

@@ -16,10 +16,10 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import coverage
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Steps, Tell, killed_at_every_step
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.batch_scene import TOPIC, outcomes, watched

@@ -7,8 +7,8 @@ import pytest
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags, schema_tags
 from tests.kit.simulated.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
 

@@ -23,9 +23,9 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import MAIN, FakeDeletionTopics, FakeQueueReader

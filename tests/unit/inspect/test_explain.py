@@ -15,10 +15,10 @@ from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.inspect.settled import PlanEnd
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, ROOT, TOPIC_PATH, World, journalled, said, text
 

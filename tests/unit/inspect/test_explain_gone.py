@@ -11,8 +11,8 @@ from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.intents import IntentState
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action
 from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, TOPIC_PATH, World, journalled, said, text
 
 

@@ -16,12 +16,12 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import CopyDeletion, Verified
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import CopyDeletion, Verified
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Action
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.scenes.explain_scene import DATA, ROOT, TOPIC_PATH, World, journalled, said
 
 

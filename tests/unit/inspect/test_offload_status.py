@@ -16,8 +16,8 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.inspect.offload_status import OffloadState, OffloadStateCode
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.command import command_over
 from tests.kit.settings import write_settings
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

@@ -7,8 +7,8 @@ import pytest
 
 from pulsar_lifecycle.inspect.settled import settled_ledgers
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
 from tests.kit.fakes.journal import FakeJournal
 
 DELETED = {

@@ -11,7 +11,7 @@ from pulsar_lifecycle.cli.look.explain_topic import explain_topic as shown
 from pulsar_lifecycle.inspect.explain_topic import TopicExplanation, explain_topic
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.lifecycle.inactive_loads import chosen, unused
 

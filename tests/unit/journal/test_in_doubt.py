@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, deletions_in_doubt
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.values.codes import Code
 
 WORD = {"run_id": "a", "ledger_id": 7, "at": 10, "phase": "delete", "action": "delete-ledger", "outcome": "deleted"}
 WORD |= {"reason": "", "checksum": "abc"}

@@ -18,8 +18,8 @@ from pulsar_lifecycle.journal.intents import (
     unknown,
 )
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import outcomes, tables
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN
+from pulsar_lifecycle.values import outcomes, tables
+from pulsar_lifecycle.values.plans.deletion_plan import PLAN
 
 SENT = JournalRow(
     "r",

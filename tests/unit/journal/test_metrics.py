@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import HOUR_MS, Interval, Metrics
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import outcomes, tables
+from pulsar_lifecycle.values import outcomes, tables
 from tests.kit.builders import DELETED_ROW as ROW
 
 AT = ROW.at

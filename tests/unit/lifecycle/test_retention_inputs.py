@@ -19,10 +19,10 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 )
 from pulsar_lifecycle.metastore.topics import read_cursors, topic_units
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.topics.policies import InForce, Layers, NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, policies_in_force
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from tests.kit.simulated.cluster import SimulatedCluster, cursor_tags
 
 FOREVER = RetentionPolicy(-1, -1, Level.NAMESPACE)

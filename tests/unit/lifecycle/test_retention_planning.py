@@ -14,10 +14,10 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans import retention_plan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.topics.retention_now import undecodable_policies
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans import retention_plan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import ENTRY_BYTES

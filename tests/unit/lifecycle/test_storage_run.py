@@ -23,7 +23,7 @@ from pulsar_lifecycle.lifecycle.storage_run import (
     totals,
 )
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.builders import ROW
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene

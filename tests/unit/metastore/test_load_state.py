@@ -11,8 +11,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.metastore.load_state import Brokers, read_topics
 from pulsar_lifecycle.metastore.topics import topic_units
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.topic_load import COMPACTS_NOT, CompactionStatus, LoadReason
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.topic_load import COMPACTS_NOT, CompactionStatus, LoadReason
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")

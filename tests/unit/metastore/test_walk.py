@@ -15,9 +15,9 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegme
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, namespaces, schemas, topics
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node, Stat
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.gaps import GapCode
-from pulsar_lifecycle.records.tables import Problem
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.gaps import GapCode
+from pulsar_lifecycle.values.tables import Problem
 from tests.kit.simulated.cluster import BROKER, SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import scan, whole_round
 

@@ -11,11 +11,11 @@ import pytest
 from pulsar_lifecycle.errors import Paused, StoreError, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.refused import refused_by

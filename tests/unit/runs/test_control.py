@@ -6,8 +6,8 @@ import pytest
 
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, Unavailable
 from pulsar_lifecycle.ports import Deletion
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 from tests.kit.refused import refused_by

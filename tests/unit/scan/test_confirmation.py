@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.scan.confirmation import confirmed_by_all, in_use_at_any, unrefuted
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import FINDINGS
 
 FREE = Referenced()
 

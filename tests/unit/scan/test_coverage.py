@@ -8,12 +8,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.gaps import Gap, GapCode, brokers_gap
-from pulsar_lifecycle.records.store_history import StoreCounters
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.coverage import broken_history, prove, take_census
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.epoch import Census, Epoch
+from pulsar_lifecycle.values.gaps import Gap, GapCode, brokers_gap
+from pulsar_lifecycle.values.store_history import StoreCounters
+from pulsar_lifecycle.values.tables import Problem
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas")
 EPOCH = Epoch(

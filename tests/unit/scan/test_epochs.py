@@ -16,20 +16,6 @@ from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.store_history import StoreCounters
-from pulsar_lifecycle.records.tables import (
-    BOOKKEEPER_LEDGERS,
-    MANAGED_CURSORS,
-    MANAGED_LEDGERS,
-    REFERENCES,
-    SCHEMAS,
-    TOPICS,
-    Problem,
-)
 from pulsar_lifecycle.run_settings import OrphanSettings
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import epochs as scan_epochs
@@ -38,6 +24,20 @@ from pulsar_lifecycle.scan.coverage import ROOTS
 from pulsar_lifecycle.scan.epochs import outside, unread_references, weighed_against
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.settings import BookKeeperSettings, Settings
+from pulsar_lifecycle.values.epoch import Census, Epoch
+from pulsar_lifecycle.values.findings import Context, Finding
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.store_history import StoreCounters
+from pulsar_lifecycle.values.tables import (
+    BOOKKEEPER_LEDGERS,
+    MANAGED_CURSORS,
+    MANAGED_LEDGERS,
+    REFERENCES,
+    SCHEMAS,
+    TOPICS,
+    Problem,
+)
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.connections import connecting
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

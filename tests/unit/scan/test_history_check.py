@@ -7,11 +7,11 @@ import pytest
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Why, why_refused
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import WHAT_TO_DO
 from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.values.codes import Why, why_refused
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.store_history import WHAT_TO_DO
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.pipeline import Scan, plan, scan, two_scans
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.scan.neighbours import undeclared
 from pulsar_lifecycle.scan.other_roots import look_around
 from pulsar_lifecycle.settings import ZooKeeperSettings
+from pulsar_lifecycle.values.gaps import GapCode
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import MANAGED_CURSORS, MANAGED_LEDGERS, SCHEMAS, Problem
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan.references import StoredReference
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import MANAGED_CURSORS, MANAGED_LEDGERS, SCHEMAS, Problem
 
 
 def ledger(ledger_id: int, **offload: Any) -> dict[str, Any]:

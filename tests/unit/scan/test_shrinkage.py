@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.scan import shrinkage
 from pulsar_lifecycle.scan.shrinkage import LISTED, Limit, Limits, Listing, Now, Sizes, lost_references
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 
 LIMITS = Limits(share=0.2, ledgers=1_000, nbytes=1 << 40)
 

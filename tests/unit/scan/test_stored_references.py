@@ -19,10 +19,6 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.gaps import GapCode
-from pulsar_lifecycle.records.owner_names import parent_of
-from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.references import StoredReference
 from pulsar_lifecycle.scan.stored_references import (
     OTHER_TOPICS,
@@ -31,6 +27,10 @@ from pulsar_lifecycle.scan.stored_references import (
     other_topics,
     schema_references,
 )
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.gaps import GapCode
+from pulsar_lifecycle.values.owner_names import parent_of
+from pulsar_lifecycle.values.tables import Problem
 from tests.kit.simulated.cluster import (
     BROKER,
     SimulatedCluster,

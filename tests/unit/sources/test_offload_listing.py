@@ -10,8 +10,8 @@ from pulsar_lifecycle.errors import AccessDenied, NotFound, UsageError
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.sources import offload_listing
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore

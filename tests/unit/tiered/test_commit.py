@@ -23,12 +23,12 @@ from pulsar_lifecycle.formats.offload_object import (
     index_key,
 )
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import Verified
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.topic_load import LoadReason
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by

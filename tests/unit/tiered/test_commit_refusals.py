@@ -14,9 +14,9 @@ from pulsar_lifecycle.formats.offload_object import (
     data_key,
     index_key,
 )
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.offload_scene import BUCKET, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene

@@ -20,9 +20,9 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.offload_object import (
     data_key,
 )
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remove_objects
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Crash
 from tests.kit.scenes.tiered.commit_cases import begun
 from tests.kit.scenes.tiered.offload_scene import BUCKET, context

@@ -24,10 +24,10 @@ from pulsar_lifecycle.formats.offload_object import (
     data_key,
     index_key,
 )
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.tiered.commit_cases import ROTTEN, begun, unreadable_bookkeeper
 from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from pulsar_lifecycle.journal.approvals import applied_plans
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.tiered.interrupted import Ownership
 from pulsar_lifecycle.tiered.offload_work import OffloadWork
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene
 from tests.kit.scenes.topic_scene import TOPIC
 from tests.kit.simulated.offloaded import BUCKET

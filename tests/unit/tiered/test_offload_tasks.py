@@ -13,12 +13,12 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.runs.journal_rows import Writer
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
+from pulsar_lifecycle.values.codes import Code
 from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.scenes.tiered.copy_scene import BUCKET, PAYLOADS

@@ -23,10 +23,10 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.offload_object import FORMAT_VERSION
-from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source
+from pulsar_lifecycle.values.codes import Code, Why
 from tests.golden.files import matching
 from tests.kit.scenes.tiered.copy_scene import BLOCK, BUCKET, DATA, INDEX, LOCATION, PAYLOADS, source_of, target
 from tests.kit.scenes.tiered.copy_scene import CopyScene as Scene

@@ -26,12 +26,12 @@ from pulsar_lifecycle.formats.offload_object import (
 )
 from pulsar_lifecycle.journal.read_checks import locations_that_failed, locations_that_passed
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ReadCheck
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.builders import CHUNK, entry
 from tests.kit.crash import Tell, before_calls, killed_at_every_step, raising
 from tests.kit.scenes.tiered.commit_cases import (

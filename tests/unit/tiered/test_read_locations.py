@@ -23,13 +23,13 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.journal.read_checks import locations_that_failed, locations_that_passed
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.read_check import ASKED, Unheld, why_unread
 from pulsar_lifecycle.topics.write import EditOutcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.tiered.commit_cases import HERE, SITE, Off, begun, interrupted_after_the_commit, reverted, words

@@ -12,9 +12,9 @@ from pulsar_lifecycle.formats.offload_object import (
     data_key,
     index_key,
 )
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import revert
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.tiered.commit_cases import ROTTEN, reverted
 from tests.kit.scenes.tiered.offload_scene import BUCKET, SAYS, context
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene

@@ -17,9 +17,9 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.tiered import upload
 from pulsar_lifecycle.tiered.upload import Source
+from pulsar_lifecycle.values.codes import Code
 from tests.golden.files import matching
 from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.copy_scene import BLOCK, BUCKET, DATA, ID, INDEX, PAYLOADS, source_of, target

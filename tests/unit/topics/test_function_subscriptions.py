@@ -12,8 +12,8 @@ from pulsar_lifecycle._pb import pulsar_message_pb2
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import function_subscriptions
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.functions import METADATA, entry, functions_subscribe, metadata, request, set_functions

@@ -9,9 +9,9 @@ import pytest
 
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics import listed_ledgers
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))

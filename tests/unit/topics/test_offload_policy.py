@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.records.plans.offload_plan import OffloadCode
 from pulsar_lifecycle.topics.offload_policy import (
     ACTING_DRIVERS,
     KNOWN_DRIVERS,
@@ -17,6 +16,7 @@ from pulsar_lifecycle.topics.offload_policy import (
     warning,
 )
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.values.plans.offload_plan import OffloadCode
 from tests.kit.scenes.tiered.offload_candidates import kept
 
 BYTES = "managedLedgerOffloadThresholdInBytes"

@@ -8,11 +8,11 @@ import pytest
 
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import checked_path
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by
 from tests.kit.scenes.topic_scene import TOPIC, outcomes

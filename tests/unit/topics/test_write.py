@@ -25,13 +25,13 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.write import EditOutcome, TopicRun, edit_topic
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.builders import some_why
 from tests.kit.crash import Tell, killed_at_every_step, raising, watch
 from tests.kit.fakes.metadata_store import Operation

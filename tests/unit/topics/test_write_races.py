@@ -22,14 +22,14 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import LEASE as OTHER_LEASE
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import TopicWrite
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by

@@ -14,13 +14,13 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.model import Topic, encode_name
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import UnloadAfter, Unloads
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.scenes.trim_scene import CONTEXT
 from tests.kit.scenes.trim_scene import TrimScene as Scene

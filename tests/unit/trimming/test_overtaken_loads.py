@@ -14,11 +14,11 @@ from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.metastore.list_writes import LOAD_MS
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.delete_topic import delete_topic
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topics
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import raising
 from tests.kit.scenes.overtaken_load import left_open
 from tests.kit.scenes.topic_scene import TOPIC, outcomes

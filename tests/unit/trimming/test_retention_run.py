@@ -17,11 +17,6 @@ from pulsar_lifecycle.inspect.kept_plans import stored_plan
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.scan.read import new_epoch_id
@@ -29,6 +24,11 @@ from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.crash import Crash, raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by

@@ -16,9 +16,6 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
@@ -29,6 +26,9 @@ from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.scenes.trim_scene import CONTEXT, broker_rolls_over, recording
 from tests.kit.scenes.trim_scene import TrimScene as Scene

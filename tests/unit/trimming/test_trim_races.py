@@ -20,13 +20,13 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.write import TRIES
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes

@@ -15,13 +15,13 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics import listed_ledgers, protection
 from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))

@@ -12,16 +12,16 @@ import pytest
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.epoch import Census, Epoch
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.run_settings import ApplySettings
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.trimming.trim_rules import Stays
+from pulsar_lifecycle.values.epoch import Census, Epoch
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.builders import some_why
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.refused import refused_by

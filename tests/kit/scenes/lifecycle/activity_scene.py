@@ -18,7 +18,7 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import (
 )
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.values.epoch import Epoch
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 from tests.kit.simulated.cluster import data_tags

@@ -7,8 +7,8 @@ from typing import Any
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.records.outcomes import Action
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.outcomes import Action
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 

@@ -7,12 +7,12 @@ from typing import Any
 from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.plans import load_plan
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.plans import load_plan
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.crash import Crash
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE

@@ -19,14 +19,14 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.metastore import topics as metastore_topics
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory, look_below, look_between
 from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.simulated.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
 from tests.kit.simulated.pipeline import GRACE
 

@@ -15,10 +15,10 @@ import pytest
 from pulsar_lifecycle.errors import (
     StoreError,
 )
-from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.commit import Proven
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.values.copies import NamespaceLocation, OffloadLocation
 from tests.kit.crash import Crash
 from tests.kit.scenes.tiered.offload_scene import BUCKET, LOCATION, Session
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene

@@ -21,16 +21,16 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import EditOutcome, TopicRun
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.copies import Verified
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Watched
 from tests.kit.scenes.topic_scene import TOPIC, TopicBroker, TopicScene
 from tests.kit.simulated.cluster import ENTRY_BYTES, SimulatedCluster, data_tags

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES
 from pulsar_lifecycle.tiered.planning.candidates import TopicState, judge
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES
 
 TOPIC = "persistent://t/n/a+b c~é"
 NOW = 1_000_000_000

@@ -19,9 +19,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.formats.offload_object import CLUSTER_NAME, MANAGED_LEDGER_NAME, data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import NamespaceLocation, Verified
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
@@ -29,6 +26,9 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.values.copies import NamespaceLocation, Verified
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
 from tests.kit.crash import Watched
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene

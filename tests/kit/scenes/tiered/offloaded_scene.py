@@ -13,8 +13,8 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Asked
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.values.copies import Asked
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.kit.simulated.offloaded import BUCKET, Offloading, attempt
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")

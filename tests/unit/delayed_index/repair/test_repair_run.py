@@ -21,9 +21,9 @@ from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.journal.first_phase_marks import unnamed_snapshots
 from pulsar_lifecycle.ports import Entry, JournalRow
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.kit.builders import entry
 from tests.kit.delayed.repairs import Killed, broken, repaired, undone, written
 from tests.kit.fakes.journal import FakeJournal

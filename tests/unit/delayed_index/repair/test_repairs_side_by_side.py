@@ -17,10 +17,10 @@ from pulsar_lifecycle.delayed_index.repair.repair_run import HERE, repair, undo_
 from pulsar_lifecycle.delayed_index.repair.repair_work import Repaired
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.tasks import LocalTasks
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import DelayedScene
 

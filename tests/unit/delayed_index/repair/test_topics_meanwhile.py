@@ -14,10 +14,10 @@ from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.delayed.repairs import broken, repaired, written
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import DelayedScene

@@ -10,8 +10,8 @@ from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_pl
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair, undo_repair
 from pulsar_lifecycle.delayed_index.stored.check_run import BUCKETS, DUE, FINDINGS, check_delayed_indexes, chosen
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.delayed_scene import COUNT, DelayedScene
 from tests.kit.scenes.retention_scene import NAMESPACE
 

@@ -17,9 +17,9 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats.offload_object import data_key
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.scenes.tiered.offloaded_scene import TOPIC
 from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.cluster import data_tags

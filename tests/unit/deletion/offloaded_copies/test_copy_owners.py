@@ -11,8 +11,8 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.tiered.offloaded_scene import TOPIC
 from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene

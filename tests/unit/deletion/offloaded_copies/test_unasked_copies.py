@@ -18,9 +18,9 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.scenes.tiered.offloaded_scene import OTHER, TOPIC
 from tests.kit.scenes.tiered.offloaded_scene import OffloadedScene as Scene
 from tests.kit.simulated.cluster import data_tags

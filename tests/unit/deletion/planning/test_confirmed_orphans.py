@@ -11,16 +11,16 @@ import pytest
 from pulsar_lifecycle.deletion.planning import confirmed_orphans
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.plans import deletion_plan
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs import apply, plan_checks
 from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.plans import deletion_plan
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.tables import FINDINGS
 from tests.kit.builders import A_GAP
 from tests.kit.refused import refused_by
 

@@ -15,10 +15,10 @@ from pulsar_lifecycle.inspect.automation import KINDS, decision_of
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows, ended_plans
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.orphan_scene import OrphanScene
 
 DAY = 86_400_000

@@ -11,7 +11,7 @@ from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.values.gaps import GapCode
 from tests.kit.fakes.lake import FakeLake
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.connections import where_of

@@ -12,14 +12,14 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.planning import orphans
 from pulsar_lifecycle.deletion.planning.orphans import PENDING
-from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS
 from pulsar_lifecycle.scan import snapshot_memory
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values import owner_names
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Context, Finding
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS
 
 DAY = 86_400_000
 NOW = 100 * DAY

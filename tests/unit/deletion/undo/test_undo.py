@@ -17,10 +17,10 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState, Segment
 from pulsar_lifecycle.ports.ledgers import ReplicaCheck
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.undo_scene import GC_WAIT, TOPIC, A, B, C, during_the_wait, outcomes
 from tests.kit.scenes.undo_scene import UndoScene as Scene
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, StoreError, Unavailable
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Crash, Steps, watch
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.undo_scene import GC_WAIT, A, B, C, during_the_wait, outcomes

@@ -23,17 +23,17 @@ from pulsar_lifecycle.inspect.automation import (
 from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import WHAT_TO_DO
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.store_history import WHAT_TO_DO
 from tests.kit.automated_cluster import OFFLOAD, RETENTION, automated, offload_planned, planned
 from tests.kit.command import run
 from tests.kit.crash import raising

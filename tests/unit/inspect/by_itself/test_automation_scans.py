@@ -6,8 +6,8 @@ import pytest
 
 from pulsar_lifecycle.inspect.automation import decision_of, told
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
-from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.automation_rule import AutomationCode
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 from tests.kit.automated_cluster import RETENTION, automated, planned
 from tests.kit.scenes.retention_scene import RetentionScene
 

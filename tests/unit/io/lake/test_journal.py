@@ -20,9 +20,9 @@ from pulsar_lifecycle.journal.queries import (
     rows_of_phase,
 )
 from pulsar_lifecycle.ports import Archived, ArchivedSnapshot, JournalRow
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.builders import NODE, NOON, ROW
 
 
@@ -153,7 +153,7 @@ def test_a_failed_sync_raises(tmp_path, monkeypatch):
 CRASH = """
 import os, pathlib, signal, sys
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.values import tables
 from tests.kit.builders import NODE
 steps = []
 real_fsync, real_rename = os.fsync, pathlib.Path.rename

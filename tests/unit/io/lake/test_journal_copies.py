@@ -16,9 +16,9 @@ from pulsar_lifecycle.journal.offloads import (
     sent_copies,
     verified_copies,
 )
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Asked, BegunAttempt, CopyDeletion, Verified
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import Asked, BegunAttempt, CopyDeletion, Verified
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW, intent
 
 ASKED = Asked(ROW.topic)

@@ -14,8 +14,8 @@ from pulsar_lifecycle.journal.queries import (
     deleted_since,
 )
 from pulsar_lifecycle.journal.tallies import tallied
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome
 from tests.kit.builders import NOON, ROW
 
 TOMORROW = NOON + 86_400_000

@@ -14,22 +14,22 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
 from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
-from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN
-from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_TOPICS
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
-from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
-from pulsar_lifecycle.records.tables import OBJECTS
+from pulsar_lifecycle.values.epoch import DAY_MS, Census, Epoch, last_covered
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.gaps import Gap
+from pulsar_lifecycle.values.known_words import KnownWord
+from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.values.plans.delete_records_plan import RECORDS
+from pulsar_lifecycle.values.plans.deletion_plan import PLAN
+from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_TOPICS
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.values.referenced import Referenced
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.store_history import UNKNOWN, StoreCounters
+from pulsar_lifecycle.values.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
 from tests.kit.refused import refused_by

@@ -14,7 +14,7 @@ import pytest
 from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.io.lake.artefacts import OFFLOAD_UUIDS, FileLake, OffloadUuidsOf
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
+from pulsar_lifecycle.values.tables import MANAGED_LEDGERS
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 

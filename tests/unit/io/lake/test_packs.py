@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake import packs
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.ports import Counting
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.values import tables
 from tests.kit.builders import NODE, NOON, ROW
 
 DAY, YESTERDAY = "date=2025-10-09", "date=2025-10-08"

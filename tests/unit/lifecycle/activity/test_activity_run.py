@@ -15,9 +15,9 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import brokers_answered, b
 from pulsar_lifecycle.lifecycle.activity.activity_tables import UseEvidence
 from pulsar_lifecycle.lifecycle.activity.partition_check import PartitionFinding, partition_findings
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.gaps import BROKERS_NOT_ANSWERING, Gap, GapCode
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.gaps import BROKERS_NOT_ANSWERING, Gap, GapCode
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.lifecycle.activity_scene import DAY, ActivityScene, kept
 from tests.kit.scenes.retention_scene import MB, NAMESPACE
 from tests.kit.simulated.cluster import data_tags

@@ -17,14 +17,14 @@ from pulsar_lifecycle.lifecycle.activity.cursor_run import delete_subscriptions
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.model import Position, encode_name
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept

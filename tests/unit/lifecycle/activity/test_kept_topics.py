@@ -12,10 +12,10 @@ from pulsar_lifecycle.lifecycle.activity.activity_run import build_activity
 from pulsar_lifecycle.lifecycle.activity.inactive_planning import make_inactive_plans
 from pulsar_lifecycle.lifecycle.activity.inactive_rules import InactivityChoice, kept_by_owner
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies, owners_keep
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 from tests.kit.simulated.functions import METADATA, functions_subscribe, set_functions
 

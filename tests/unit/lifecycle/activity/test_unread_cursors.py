@@ -10,7 +10,7 @@ from pulsar_lifecycle.formats import cursor
 from pulsar_lifecycle.lifecycle.activity.activity_run import CURSORS
 from pulsar_lifecycle.lifecycle.activity.activity_tables import CURSOR_HISTORY, UseEvidence
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept
 
 

@@ -18,11 +18,11 @@ from pulsar_lifecycle.lifecycle.bookies.collection_run import CollectionRun
 from pulsar_lifecycle.lifecycle.bookies.disk_run import ask
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
 from pulsar_lifecycle.ports import MetadataStore
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import BookieAdminSettings
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.journal import FakeJournal
 from tests.kit.fakes.metadata_store import FakeZooKeeper

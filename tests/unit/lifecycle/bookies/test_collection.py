@@ -12,9 +12,9 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     waves,
 )
 from pulsar_lifecycle.lifecycle.bookies.collection_run import POLL
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.bookie_admin import IDLE
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import Operation

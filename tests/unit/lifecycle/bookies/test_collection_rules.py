@@ -13,7 +13,7 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     standing_on,
 )
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed, Placement
-from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.values.codes import Why
 from tests.kit.fakes.bookie_admin import status
 
 GB = 1 << 30

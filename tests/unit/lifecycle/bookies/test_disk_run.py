@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, ask, build_bookie_disk, changed_since, forecasts
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
-from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.values.epoch import Epoch
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin, status
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.simulated.cluster import SimulatedCluster

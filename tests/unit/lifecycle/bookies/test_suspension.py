@@ -14,10 +14,10 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BOOKIE_DISK, BookieDi
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE
 from pulsar_lifecycle.lifecycle.bookies.placement import Placed
 from pulsar_lifecycle.lifecycle.bookies.suspension import suspended_bookies
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.command import command_over, run
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
 from tests.kit.fakes.connections import connecting

@@ -6,7 +6,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.lifecycle.bookies.collection import StopReason
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.bookie_admin import IDLE
 from tests.kit.scenes.lifecycle.collection_scene import GB, Scene, spoil
 

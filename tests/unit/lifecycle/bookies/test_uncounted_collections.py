@@ -6,8 +6,8 @@ import pytest
 
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.fakes.bookie_admin import IDLE
 from tests.kit.scenes.lifecycle.collection_scene import GB, Scene, outcomes, spoil
 

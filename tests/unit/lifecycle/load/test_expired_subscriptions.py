@@ -18,13 +18,13 @@ from pulsar_lifecycle.lifecycle.subscription_deletion import Subscription
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
-from pulsar_lifecycle.records.plans.inactive_plan import InactiveKept
-from pulsar_lifecycle.records.refusals import RefusalCode
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered
 from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
+from pulsar_lifecycle.values.refusals import RefusalCode
 from tests.kit.crash import killed_at_unsubscribe
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, pending, plan, planned, stored

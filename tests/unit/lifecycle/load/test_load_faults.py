@@ -11,9 +11,9 @@ from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from tests.kit.crash import Crash, raising
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, killed, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene

@@ -10,9 +10,9 @@ from pulsar_lifecycle.inspect.explain_topic import explain_topic
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.gaps import GapCode
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.gaps import GapCode
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, plan, planned, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MINUTE, NAMESPACE

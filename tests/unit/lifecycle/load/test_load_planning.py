@@ -13,7 +13,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.values.gaps import GapCode
 from tests.kit.builders import A_GAP
 from tests.kit.scenes.lifecycle.load_runs import OWN, plan, stored
 from tests.kit.scenes.lifecycle.load_scene import LoadScene

@@ -9,8 +9,8 @@ import pytest
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 

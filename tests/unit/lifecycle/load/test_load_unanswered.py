@@ -12,9 +12,9 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.metastore.load_state import BROKERS_ROOT
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE

@@ -23,11 +23,11 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.builders import CHUNK
 from tests.kit.crash import raising
 from tests.kit.scenes.tiered.copy_deletion_scene import SITE, finished, outcomes_and_codes

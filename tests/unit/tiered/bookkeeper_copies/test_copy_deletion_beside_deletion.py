@@ -19,9 +19,9 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.journal.read_checks import locations_that_failed
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.crash import Crash, Watched
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.tiered.copy_deletion_scene import FAR, NO, SITE, beside, copy_of, reading

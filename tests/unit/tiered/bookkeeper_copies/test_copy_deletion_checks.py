@@ -18,13 +18,13 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Crash
 from tests.kit.scenes.tiered.copy_deletion_scene import FAR, NO, SITE, copy_of, own, reading, theirs
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene

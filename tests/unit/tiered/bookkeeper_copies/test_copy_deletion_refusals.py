@@ -12,11 +12,11 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.findings import Context
+from pulsar_lifecycle.values.outcomes import Outcome, Phase
 from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.copy_deletion_scene import BROKEN, CONTEXT, LAG
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene

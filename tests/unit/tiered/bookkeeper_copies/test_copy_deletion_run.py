@@ -18,10 +18,6 @@ from pulsar_lifecycle.copies.unread_locations import UNREAD_LOCATIONS
 from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded, StoreError
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.outcomes import Action, Outcome
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
@@ -31,6 +27,10 @@ from pulsar_lifecycle.tiered.offload_tasks import Item, TaskResult
 from pulsar_lifecycle.tiered.offload_work import OffloadWork
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadChoice
 from tests.kit.builders import some_why
 from tests.kit.crash import raising
 from tests.kit.fakes.metadata_store import FakeStore, Operation

@@ -25,12 +25,12 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.findings import Finding
+from pulsar_lifecycle.values.outcomes import Outcome, Waiting
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
 from tests.kit.scenes.tiered.copy_deletion_scene import BROKEN, finished, outcomes_and_codes
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene as Scene

@@ -16,11 +16,11 @@ from pulsar_lifecycle.errors import AccessDenied, StoreError, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.offload_uuids import OffloadUuids
+from pulsar_lifecycle.values.referenced import Referenced
 from tests.kit.scenes.tiered.bucket_scene import DAY, TOPIC, begin
 from tests.kit.scenes.tiered.bucket_scene import BucketScene as Scene
 from tests.kit.simulated.cluster import data_tags

@@ -14,9 +14,9 @@ from pulsar_lifecycle.copies import object_pairs
 from pulsar_lifecycle.copies.object_pairs import ObjectKind, ObjectPair, StoredObject, UnknownObject
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.offload_object import data_key, index_key, uuid_of
-from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.tiered.buckets import bucket_rules
+from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.tables import OBJECTS
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2 << 64), UUID(int=3)
 

@@ -15,11 +15,11 @@ from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import Paused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import BegunAttempt
-from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import look_at_uploads, look_below
+from pulsar_lifecycle.values.codes import Code
+from pulsar_lifecycle.values.copies import BegunAttempt
+from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.tiered.bucket_scene import DAY, INDEX, TOPIC, begin
 from tests.kit.scenes.tiered.bucket_scene import BucketScene as Scene
 from tests.kit.simulated.offloaded import BUCKET, attempt

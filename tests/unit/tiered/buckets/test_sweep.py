@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import summary_of
-from pulsar_lifecycle.records.refusals import RefusalCode
-from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs.caps import Caps, Order
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.buckets import bucket_rules, bucket_runs
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import summary_of
+from pulsar_lifecycle.values.refusals import RefusalCode
+from pulsar_lifecycle.values.tables import OBJECTS
 from tests.kit.refused import refused_by
 from tests.kit.simulated.cluster import SimulatedCluster
 from tests.kit.simulated.connections import where_of

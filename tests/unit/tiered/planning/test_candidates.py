@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 from tests.kit.scenes.tiered.offload_candidates import (
     FOREVER,
     LAST,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 from tests.kit.scenes.tiered.offload_candidates import (
     LAG,
     LAST,

@@ -17,9 +17,6 @@ from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_T
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import (
@@ -38,6 +35,9 @@ from pulsar_lifecycle.topics import retention_policy
 from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, in_force
 from pulsar_lifecycle.topics.policies import InForce, Unknown, Unreadable
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
+from pulsar_lifecycle.values.codes import Why
+from pulsar_lifecycle.values.outcomes import Action, Outcome, Waiting
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 from tests.kit.builders import PROOF, ROW
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
 

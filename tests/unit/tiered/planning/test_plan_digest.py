@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
 from pulsar_lifecycle.tiered.planning.candidates import judge
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.plans import offload_plan
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode, OffloadPlan
 from tests.kit.scenes.tiered.offload_candidates import (
     FOREVER,
     LAST,

@@ -11,9 +11,6 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Paused
-from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import Outcome
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import carry_out
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
@@ -27,6 +24,9 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
     waves,
 )
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadCode
 from tests.kit.builders import some_why
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.tiered.offload_scene import context

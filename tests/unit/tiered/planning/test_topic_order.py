@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice, OffloadCode
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan, policies_now
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
+from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 from tests.kit.command import run
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.scenes.tiered.offload_candidates import LAST, complete, judged, ledger, state

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.gaps import Gap, Gaps
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.epoch import Epoch
+from pulsar_lifecycle.values.gaps import Gap, Gaps
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
 
 
 @dataclass(frozen=True, slots=True)

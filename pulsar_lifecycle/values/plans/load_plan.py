@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.values import plans
 
 TOPICS_TO_LOAD = pa.schema(
     [

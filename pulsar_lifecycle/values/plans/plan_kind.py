@@ -11,14 +11,14 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records.plans.delayed_index_plan import REPAIRS
-from pulsar_lifecycle.records.plans.delete_records_plan import RECORDS
-from pulsar_lifecycle.records.plans.deletion_plan import PLAN
-from pulsar_lifecycle.records.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
-from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES
-from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
-from pulsar_lifecycle.records.tables import OBJECTS
+from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
+from pulsar_lifecycle.values.plans.delete_records_plan import RECORDS
+from pulsar_lifecycle.values.plans.deletion_plan import PLAN
+from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
+from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.values.plans.offload_plan import CANDIDATES
+from pulsar_lifecycle.values.plans.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.values.tables import OBJECTS
 
 
 class PlanKind(StrEnum):

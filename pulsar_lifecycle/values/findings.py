@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.ledger_metadata import (
     COMPONENT_MANAGED_LEDGER,
     COMPONENT_SCHEMA,
 )
-from pulsar_lifecycle.records.owner_names import parent_of, schema_owner
+from pulsar_lifecycle.values.owner_names import parent_of, schema_owner
 
 _COMPONENTS = {
     COMPONENT_MANAGED_LEDGER: LedgerComponent.MANAGED_LEDGER,

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
-from pulsar_lifecycle.records.gaps import BrokersGap, Gap, GapCode, Gaps, StoredGap
-from pulsar_lifecycle.records.store_history import UNKNOWN, StoreCounters
+from pulsar_lifecycle.values.gaps import BrokersGap, Gap, GapCode, Gaps, StoredGap
+from pulsar_lifecycle.values.store_history import UNKNOWN, StoreCounters
 from pulsar_lifecycle.words import WordKind
 
 
@@ -77,7 +77,7 @@ class Epoch:
     """The metadata store's latest transaction when the scan ended."""
     ids_issued: int = UNKNOWN
     lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
-    """With ``zxid``: the store's :class:`~pulsar_lifecycle.records.store_history.StoreCounters` when the scan ended."""
+    """With ``zxid``: the store's :class:`~pulsar_lifecycle.values.store_history.StoreCounters` when the scan ended."""
     broken: StoredGap = None
     """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
     relied_on: tuple[tuple[WordKind, str], ...] = ()

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import RefusedBy
-from pulsar_lifecycle.records.gaps import Gap, in_words
-from pulsar_lifecycle.records.refusals import RefusalCode
+from pulsar_lifecycle.values.gaps import Gap, in_words
+from pulsar_lifecycle.values.refusals import RefusalCode
 
 
 class Summary(Protocol):

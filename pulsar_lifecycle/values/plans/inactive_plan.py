@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.values import plans
 
 
 class InactiveKept(StrEnum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.records.plans.plan_kind import PlanKind
-from pulsar_lifecycle.records.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 
 SUMMARY = PlanSummary("orphans-e-1", "test", "f", "e", "d", 1, True, (), 1, 2, 3, 4, "digest")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.store_history import BACK, NO_LEASE, UNKNOWN, StoreCounters, went_back
+from pulsar_lifecycle.values.gaps import Gap, GapCode
+from pulsar_lifecycle.values.store_history import BACK, NO_LEASE, UNKNOWN, StoreCounters, went_back
 
 BEFORE = StoreCounters("f", (5 << 32) + 100, ids_issued=40, lease=(7, 3))
 

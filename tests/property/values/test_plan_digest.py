@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.records.plans import canonical
+from pulsar_lifecycle.values.plans import canonical
 
 SCHEMA = pa.schema(
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.records.gaps import FEW, Gap, GapCode, in_words
+from pulsar_lifecycle.values.gaps import FEW, Gap, GapCode, in_words
 
 
 @pytest.mark.parametrize(("count", "end"), [(0, ""), (1, "no. 0"), (FEW, "no. 2"), (FEW + 997, "no. 2; and 997 more")])

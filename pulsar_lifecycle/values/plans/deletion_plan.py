@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.tables import FINDINGS
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.tables import FINDINGS
 
 PLAN = FINDINGS
 """A plan's rows are findings of kind ``orphan``, sorted by ledger id."""

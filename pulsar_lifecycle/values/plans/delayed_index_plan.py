@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.values import plans
 
 REPAIRS = pa.schema(
     [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import date
 
-from pulsar_lifecycle.records.known_words import SHOWN_FOR, KnownWord, meet
-from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.values.known_words import SHOWN_FOR, KnownWord, meet
+from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.words import GoneNamespace, LegalHold, Word
 
 DAY = 86_400_000

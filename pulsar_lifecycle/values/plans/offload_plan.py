@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.gaps import Gaps
+from pulsar_lifecycle.values import plans
+from pulsar_lifecycle.values.gaps import Gaps
 
 
 class OffloadChoice(StrEnum):

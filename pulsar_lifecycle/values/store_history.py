@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pulsar_lifecycle.records.gaps import Gap, GapCode
+from pulsar_lifecycle.values.gaps import Gap, GapCode
 
 ELECTION_BITS = 32
 """A zxid's lower bits; the upper ones count leader elections (org.apache.zookeeper.server.util.ZxidUtils)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
+from pulsar_lifecycle.values.topic_load import LoadReason, LoadState, TopicLoad
 
 
 @pytest.mark.parametrize(
