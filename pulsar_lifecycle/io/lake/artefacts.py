@@ -99,11 +99,8 @@ class FileLake(LakeFiles):
 
     def census(self, epoch_id: str) -> list[Census]:
         """Every count of an epoch."""
-        selector = pafs.FileSelector(f"{self._root}/epochs/{epoch_id}/census", allow_not_found=True)
-        names = sorted(
-            info.base_name for info in self._filesystem.get_file_info(selector) if info.base_name.endswith(".json")
-        )
-        return [self._parsed(f"epochs/{epoch_id}/census/{name}", census_from_json) for name in names]
+        folder = f"epochs/{epoch_id}/census"
+        return [self._parsed(f"{folder}/{name}", census_from_json) for name in self._json_files(folder)]
 
     def epoch(self, epoch_id: str) -> Epoch:
         """A finished epoch. Raises NotFound, also for one that is set aside."""
@@ -136,9 +133,7 @@ class FileLake(LakeFiles):
 
     def _named_aside(self) -> frozenset[str]:
         """The scans of all clusters that were set aside by their ids, whatever their dates."""
-        selector = pafs.FileSelector(f"{self._root}/{SET_ASIDE}", allow_not_found=True)
-        names = [info.base_name for info in self._filesystem.get_file_info(selector)]
-        clusters = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        clusters = [name.removesuffix(".json") for name in self._json_files(SET_ASIDE)]
         return frozenset(one for cluster in clusters for one in self._set_aside(cluster).scans)
 
     def _set_aside(self, cluster: str) -> _SetAside:

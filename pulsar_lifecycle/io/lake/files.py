@@ -123,13 +123,15 @@ class LakeFiles:
                 raise StoreError(f"{part}: cannot be read: {error}") from error
 
     def _folders(self, relative: str) -> list[str]:
-        selector = pafs.FileSelector(f"{self._root}/{relative}", allow_not_found=True)
+        return [info.base_name for info in self._listed(relative) if info.type is pafs.FileType.Directory]
+
+    def _json_files(self, relative: str) -> list[str]:
+        """The names of the JSON files in a folder, sorted."""
+        return sorted(info.base_name for info in self._listed(relative) if info.base_name.endswith(".json"))
+
+    def _listed(self, relative: str) -> list[pafs.FileInfo]:
         try:
-            return [
-                info.base_name
-                for info in self._filesystem.get_file_info(selector)
-                if info.type is pafs.FileType.Directory
-            ]
+            return self._filesystem.get_file_info(pafs.FileSelector(f"{self._root}/{relative}", allow_not_found=True))
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be listed: {error}") from error
 

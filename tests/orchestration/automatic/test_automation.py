@@ -296,15 +296,20 @@ def test_a_plan_that_cannot_be_read_holds_up_no_other_kind(
         assert request.job_name == "apply_retention"
 
 
-def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A collection is refused while a run deletes: launched all the same, it would fail until its tries are spent."""
+def collecting(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bookies collect by themselves in a week of each year."""
     yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
     bookies = CollectionAutomation(mode=Automation.APPLY, window=yearly)
     settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
     where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
     monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+
+
+def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection is refused while a run deletes: launched all the same, it would fail until its tries are spent."""
+    collecting(scene, monkeypatch)
     with dg.DagsterInstance.ephemeral() as instance:
         assert "bookies: its window is not open" in rung(instance).skip_message
         monkeypatch.setattr(Window, "opened_at", lambda self, now: 5)
@@ -325,11 +330,7 @@ def test_a_collection_is_of_a_window_that_opens_or_shuts_while_the_sensor_looks(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, before: int | None
 ) -> None:
     """Launched as of no window, it would be launched in that window once more."""
-    yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
-    bookies = CollectionAutomation(mode=Automation.APPLY, window=yearly)
-    settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
-    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
-    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    collecting(scene, monkeypatch)
     scene.scan()
     answers = iter([before, 5 if before is None else None])
     monkeypatch.setattr(Window, "opened_at", lambda self, now: next(answers))
