@@ -351,9 +351,12 @@ def waits_for(disk: BookieDisk, status: BookieStatus) -> tuple[DiskVerdict, str]
     if not stored and closed:
         text = f"its index had no ledger at its last collection, metadata places {closed} closed ones there now"
         return DiskVerdict.NOTHING_TO_FREE, f"{text}: written since, or lost"
-    lacks = disk.placed.bytes - 2 * live > 10 * number(status, "logSizeLimit")
-    text = "it had {} GiB live at its last collection, metadata places {} GiB there now: written since, or lost"
-    return DiskVerdict.NOTHING_TO_FREE, text.format(live >> 30, disk.placed.bytes >> 30) if lacks else ""
+    if disk.placed.bytes - 2 * live > 10 * number(status, "logSizeLimit"):
+        text = f"it had {live >> 30} GiB live at its last collection, metadata places {disk.placed.bytes >> 30} GiB there"
+        return DiskVerdict.NOTHING_TO_FREE, f"{text} now: written since, or lost"
+    newer = status.entry_log_files - len(status.directories) - sum(one.entry_logs for one in status.directories)
+    text = f"{newer} of its entry logs are newer than its last collection, which tells nothing of them"
+    return DiskVerdict.NOTHING_TO_FREE, text if newer > 1 else ""
 
 
 def to_compact(status: BookieStatus) -> int:

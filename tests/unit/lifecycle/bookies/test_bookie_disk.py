@@ -94,6 +94,14 @@ def test_a_bookie_whose_disks_were_replaced_is_not_just_empty(placed, named):
     assert bool(named) == bool(found.detail)
 
 
+@pytest.mark.parametrize(("files", "named"), [(12, ""), (14, "3 of its entry logs are newer than its last collection")])
+def test_entry_logs_that_no_collection_has_looked_at_are_not_passed_over(files, named):
+    found = verdict(status("b", entry_log_ids=tuple(range(files))))
+    assert found.verdict == DiskVerdict.NOTHING_TO_FREE
+    assert named in found.detail
+    assert bool(named) == bool(found.detail)
+
+
 def test_a_bookie_that_metadata_names_and_that_is_not_registered():
     assert verdict(NotFound("gone"), registered=False).verdict == DiskVerdict.NOT_REGISTERED
 
