@@ -29,12 +29,13 @@ def failure_document(cluster: str, run: dg.DagsterRun, message: str) -> dict[str
 
 
 def cause_of(event: dg.DagsterEvent) -> str:
-    """Why a step failed: the words of its Failure, or its error without Dagster's own around it."""
+    """Why a step failed: the words of its Failure or of our error, else the error without Dagster's own around it."""
     failure = event.step_failure_data
     if failure.user_failure_data and failure.user_failure_data.description:
         return failure.user_failure_data.description
     error = failure.error
-    return ((error.cause or error).message if error else "").strip()
+    message = ((error.cause or error).message if error else "").strip()
+    return message.partition(": ")[2] if message.startswith(f"{LifecycleError.__module__}.") else message
 
 
 def of_no_step(run: dg.DagsterRun, message: str | None) -> str:

@@ -13,14 +13,14 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from assets.deletion import queue_age
 from assets.names import CLUSTER, PLAN
 from assets.pages.growth import GROWTH, growth_shown
-from orchestration.automatic.alerts import failure_document
+from orchestration.automatic.alerts import cause_of, failure_document
 from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, Window
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
-from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.errors import Refused, StoreError
 from pulsar_lifecycle.inspect.automation import (
     BOOKIES,
     KINDS,
@@ -149,6 +149,27 @@ def test_an_alert_says_what_failed_and_nothing_of_the_configuration() -> None:
     assert (found["job"], found["run_id"], found[PLAN], len(found["error"])) == ("offload", "r1", "p", 4_000)
     assert "secret" not in str(found)
     assert "other" not in found
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Refused("apply: the cluster is paused"), "apply: the cluster is paused"),
+        (dg.Failure("nothing was done"), "nothing was done"),
+        (KeyError("topic"), "KeyError: 'topic'"),
+    ],
+)
+def test_an_alert_says_our_errors_in_their_own_words(error: Exception, told: str) -> None:
+    @dg.op
+    def fails() -> None:
+        raise error
+
+    @dg.job
+    def failing() -> None:
+        fails()
+
+    events = failing.execute_in_process(raise_on_error=False).all_events
+    assert [cause_of(event) for event in events if event.is_step_failure] == [told]
 
 
 def test_a_plan_that_grew_turns_its_check(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
