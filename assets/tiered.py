@@ -184,6 +184,8 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             own = rows.filter(pc.equal(rows.column("namespace"), name))
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
             shown = {"dry run": config.dry_run, **share_shown(plan, own, where.settings)}
+            if outcomes:  # done is done
+                del shown["how to apply"]
             return {**shown, **outcomes_shown(mine), **everything} if outcomes else shown
 
         with pages_written(context, names, page):

@@ -28,7 +28,7 @@ from dagster._core.workspace.load_target import WorkspaceLoadTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from assets import reconcile
+from assets import reconcile, tiered
 from assets.lifecycle import namespace_retention
 from assets.lifecycle.namespace_retention import namespace_retention_asset
 from assets.names import key, namespace_partitions
@@ -38,7 +38,10 @@ from assets.tiered import offload_assets
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.simulated.cluster import data_tags
@@ -316,6 +319,25 @@ def test_namespaces_that_were_deleted_are_no_part_of_an_offload(
     assert {name for name, page in pages.items() if "namespace" not in page} == ({last} if made else set())
     assert set(pages) == {name for name in NAMESPACES if first <= name <= last}
     assert len(scene.lake.offload_plans()) == made
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_the_page_of_an_offload_says_how_to_apply_its_plan_until_it_is_applied(
+    scene: RetentionScene, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    done = OffloadOutcome("persistent://acme/orders/t", 7, Outcome.OFFLOADED, Why(Code.ABOUT_TO, "done"))
+    monkeypatch.setattr(tiered, "offload_now", lambda *args: [done])
+    scene.retention(60, -1, "acme/orders")
+    scanned(scene, 1)
+    run = dg.materialize(
+        [offload_assets("test")[1]],
+        instance=daemon.instance,
+        partition_key="acme/orders",
+        run_config={"ops": {"test__offloaded_ledgers": {"config": {"dry_run": dry_run}}}},
+        resources={"lifecycle": LifecycleResource()},
+    )
+    (event,) = run.asset_materializations_for_node("test__offloaded_ledgers")
+    assert ("how to apply" in event.metadata, "offloaded" in event.metadata) == (dry_run, not dry_run)
 
 
 def test_a_run_of_a_backfill_that_nobody_knows_does_its_own(scene: RetentionScene, daemon: Daemon) -> None:
