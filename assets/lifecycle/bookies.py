@@ -11,13 +11,19 @@ import dagster as dg
 from assets.names import key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
+    FULL_WITHIN_DAYS,
+    UNWRITABLE,
+    BookieDisk,
+    DiskVerdict,
+    fullest,
+)
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, build_bookie_disk, forecasts
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
-FULL_WITHIN_DAYS = 7
+ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
 NAMED = 3
 """Bookies that the line of a check names; its table has all."""
 WRITABLE, COMPACTING, FORECAST = "bookies_writable", "compaction_not_suspended", "disks_not_full_soon"
@@ -26,7 +32,7 @@ COLUMNS = {
     "verdict": "string",
     "detail": "string",
     "free": "string",
-    "fullest disk": "string",
+    "disks": "string",
     "entry logs": "string",
     "placed by metadata": "string",
     "under-replicated": "int",
@@ -94,16 +100,17 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
 
 def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> list[dg.AssetCheckResult]:
     """The checks; each names the bookies that it fails for."""
-    unwritable = [one for one in disks if one.verdict in (DiskVerdict.READ_ONLY, DiskVerdict.NOT_REGISTERED)]
+    unwritable = [one for one in disks if one.verdict in UNWRITABLE]
     suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED or _suspended_too(one)]
     soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
     return [
-        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}, "take no entries"),
-        _check(COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended"),
+        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}, "take no entries", ERROR),
+        _check(COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended", WARN),
         _check(
             FORECAST,
             {bookie: f"{left:.1f} days" for bookie, left in soon.items()},
             f"reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last two weeks went",
+            ERROR,
         ),
     ]
 
@@ -113,12 +120,12 @@ def _suspended_too(one: BookieDisk) -> bool:
     return one.status is not None and (one.status.minor_suspended or one.status.major_suspended)
 
 
-def _check(name: str, wrong: Mapping[str, str], what: str) -> dg.AssetCheckResult:
+def _check(name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
     first = ", ".join(sorted(wrong)[:NAMED])
     return dg.AssetCheckResult(
         check_name=name,
         passed=not wrong,
-        severity=dg.AssetCheckSeverity.WARN,
+        severity=severity,
         description=f"{len(wrong) or 'no'} bookies {what}" + (f": {first}" if wrong else ""),
         metadata={
             "found": len(wrong),
@@ -132,14 +139,13 @@ def _room(one: BookieDisk) -> float:
 
 
 def _row(one: BookieDisk, days: Mapping[str, float]) -> dict[str, Any]:
-    row = one.row()
-    fullest, left = row["fullest"], days.get(one.bookie)
+    left = days.get(one.bookie)
     return {
         "bookie": one.bookie,
         "verdict": one.verdict.value,
         "detail": one.detail,
         "free": f"{show.size(one.status.free)} of {show.size(one.status.total)}" if one.status else "",
-        "fullest disk": f"{fullest:.1%}" if isinstance(fullest, float) else "",
+        "disks": _disks(one),
         "entry logs": _size(one.log_bytes),
         "placed by metadata": show.size(one.placed.bytes),
         "under-replicated": one.placed.under_replicated,
@@ -147,6 +153,15 @@ def _row(one: BookieDisk, days: Mapping[str, float]) -> dict[str, Any]:
         "to compact": _size(one.bytes_to_compact),
         "full in": "" if left is None else f"{left:.1f} days",
     }
+
+
+def _disks(one: BookieDisk) -> str:
+    """How full each ledger disk is, the fullest first; all of them together where the bookie does not say."""
+    each = one.status.directories or () if one.status else ()
+    if not any(disk.usage for disk in each):
+        share = fullest(one.status) if one.status else None
+        return "" if share is None else f"{share:.1%}"
+    return ", ".join(f"{disk.path} {disk.usage:.1%}" for disk in sorted(each, key=lambda disk: -(disk.usage or 0)))
 
 
 def _size(count: int | None) -> str:

@@ -1,9 +1,10 @@
-"""Alarms: a run that failed, and a bookie that became read-only. Both ship stopped.
+"""Alarms: a run that failed, and a bookie that became read-only. Both are posted, and ship stopped.
 
 Belongs here: telling. Not here: mending: a run that failed is repeated by a schedule, a sensor or an operator.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -26,6 +27,12 @@ def failure_document(cluster: str, run: dg.DagsterRun, message: str) -> dict[str
     error = message[:LONGEST_MESSAGE]
     text = f"pulsar-lifecycle, {cluster}: job {run.job_name} failed: {error}"
     return {"text": text, "cluster": cluster, "job": run.job_name, "run_id": run.run_id, "error": error, **tags}
+
+
+def read_only_document(cluster: str, bookies: Sequence[str]) -> dict[str, Any]:
+    """What a webhook is told of bookies that have become read-only."""
+    text = f"pulsar-lifecycle, {cluster}: read-only by now: {', '.join(bookies)}; `pulsar-lifecycle bookies` says why"
+    return {"text": text, "cluster": cluster, "bookies": list(bookies)}
 
 
 def cause_of(event: dg.DagsterEvent) -> str:
@@ -96,23 +103,28 @@ def read_only_sensor(cluster: str, job: Any) -> dg.SensorDefinition:
         job=job,
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.STOPPED,
-        description="When the set of read-only bookies changes: turns the check `bookies_writable` of `bookie_disk`, "
-        "and starts `report_storage` for each bookie that has become read-only. Changes nothing of the cluster.",
+        description="When the set of read-only bookies changes: turns the check `bookies_writable` of `bookie_disk`. "
+        "For those that have become read-only it starts `report_storage`, and posts to `automation.alert_webhook`. "
+        "Changes nothing of the cluster. A post that fails is repeated: the tick fails.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         try:
-            now = read_only_bookies(lifecycle.without_spark())
+            where = lifecycle.without_spark()
+            now = read_only_bookies(where)
         except LifecycleError as error:
             return dg.SkipReason(f"the bookies could not be asked for: {error}")
         before = json.loads(context.cursor) if context.cursor else []
         if now == before:
             return dg.SkipReason(f"{len(now)} bookies are read-only, as before")
-        new = sorted(set(now) - set(before))
+        if new := sorted(set(now) - set(before)):
+            with where.ports(read_only=True) as ports:
+                if ports.alerts is not None:
+                    ports.alerts.send(read_only_document(cluster, new))
         found = dg.AssetCheckEvaluation(
             asset_key=asset_key,
             check_name=WRITABLE,
             passed=not now,
-            severity=dg.AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.ERROR,
             description=f"read-only: {', '.join(now)}" if now else "all bookies are writable",
         )
         requests = [dg.RunRequest(tags={READER: cluster})] if new else []

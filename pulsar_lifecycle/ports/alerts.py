@@ -1,4 +1,4 @@
-"""Telling somebody outside that a run failed."""
+"""Telling somebody outside what needs them."""
 
 from __future__ import annotations
 

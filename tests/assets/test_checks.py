@@ -73,13 +73,13 @@ def test_coverage_counts_the_gaps_and_names_each_by_its_code() -> None:
     assert str(found.metadata["missing"].value).startswith(f"- {gap.code}: ")
 
 
-def test_a_read_only_bookie_whose_compaction_is_suspended_fails_both_checks() -> None:
+def test_what_a_bookie_fails() -> None:
     said = {"a": status("a", read_only=True, major_suspended=True), "b": status("b", read_only=True)}
-    found = bookie_results(judge(dict.fromkeys(said, True), said, Placement({}), 1), {})
-    assert {one.check_name: one.metadata["found"].value for one in found} == {
-        "bookies_writable": 2,
-        "compaction_not_suspended": 1,
-        "disks_not_full_soon": 0,
+    found = bookie_results(judge(dict.fromkeys(said, True), said, Placement({}), 1), {"a": 6.9, "b": 7.1})
+    assert {one.check_name: (one.metadata["found"].value, one.severity.value) for one in found} == {
+        "bookies_writable": (2, "ERROR"),
+        "compaction_not_suspended": (1, "WARN"),
+        "disks_not_full_soon": (1, "ERROR"),
     }
 
 

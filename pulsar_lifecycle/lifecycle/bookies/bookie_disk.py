@@ -76,6 +76,10 @@ class DiskVerdict(StrEnum):
         return self not in UNKNOWN
 
 
+UNWRITABLE = frozenset({DiskVerdict.READ_ONLY, DiskVerdict.NOT_REGISTERED})
+"""Verdicts of bookies that take no entries."""
+FULL_WITHIN_DAYS = 7
+"""Bookies whose disks fill up sooner need somebody."""
 UNKNOWN = frozenset(
     {
         DiskVerdict.NOT_REGISTERED,
@@ -352,7 +356,9 @@ def waits_for(disk: BookieDisk, status: BookieStatus) -> tuple[DiskVerdict, str]
         text = f"its index had no ledger at its last collection, metadata places {closed} closed ones there now"
         return DiskVerdict.NOTHING_TO_FREE, f"{text}: written since, or lost"
     if disk.placed.bytes - 2 * live > 10 * number(status, "logSizeLimit"):
-        text = f"it had {live >> 30} GiB live at its last collection, metadata places {disk.placed.bytes >> 30} GiB there"
+        text = (
+            f"it had {live >> 30} GiB live at its last collection, metadata places {disk.placed.bytes >> 30} GiB there"
+        )
         return DiskVerdict.NOTHING_TO_FREE, f"{text} now: written since, or lost"
     newer = status.entry_log_files - len(status.directories) - sum(one.entry_logs for one in status.directories)
     text = f"{newer} of its entry logs are newer than its last collection, which tells nothing of them"

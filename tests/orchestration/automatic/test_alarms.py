@@ -220,10 +220,13 @@ def test_a_webhook_that_is_not_there_names_no_secret(url: str) -> None:
     assert KEY not in str(refused.value)
 
 
-def test_a_bookie_that_becomes_read_only_turns_its_check_and_has_the_disks_looked_at_once(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+def test_a_bookie_that_becomes_read_only_is_posted_turns_its_check_and_has_the_disks_looked_at_once(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted
 ) -> None:
-    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: scene.cluster)
+    monkeypatch.setenv("HOOK", hook.url)
+    automation = scene.settings.automation.model_validate({"alert_webhook": {"env": "HOOK"}})
+    where = Cluster(scene.settings.model_copy(update={"automation": automation}), connect=scene.cluster.connect)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
     defs = build_defs()
     sensor = defs.get_repository_def().get_sensor_def("bookie_read_only")
     store, path = scene.servers.open_store(), "/ledgers/available/readonly/bookie-1:3181"
@@ -239,13 +242,19 @@ def test_a_bookie_that_becomes_read_only_turns_its_check_and_has_the_disks_looke
 
     assert "0 bookies are read-only" in rung(None).skip_message
     store.create(path, b"", parents=True)
+    hook.status = 503
+    with pytest.raises(Unavailable):  # the next tick posts it again
+        rung(None)
+    hook.status = 204
     found = rung(None)
+    assert [document["bookies"] for _, document in hook.documents] == [["bookie-1:3181"]] * 2
     (request,), (check,) = found.run_requests, found.asset_events
     assert ([target.job_name for target in sensor.targets], READER in request.tags) == (["report_storage"], True)
-    assert (check.check_name, check.passed, check.severity) == ("bookies_writable", False, dg.AssetCheckSeverity.WARN)
+    assert (check.check_name, check.passed, check.severity) == ("bookies_writable", False, dg.AssetCheckSeverity.ERROR)
     assert "bookie-1:3181" in check.description
     assert not rung(found.cursor).run_requests  # as before
     store.delete(path, 0)
     again = rung(found.cursor)
     assert not again.run_requests
     assert [check.passed for check in again.asset_events] == [True]
+    assert len(hook.documents) == 2
