@@ -21,6 +21,7 @@ from pulsar_lifecycle.lifecycle.storage_run import (
     build_storage_report,
     by_reason,
     largest_topics,
+    namespaces_by_size,
     reported,
     scanned,
     totals,
@@ -31,6 +32,7 @@ from resources.lifecycle import LifecycleResource
 
 WHOLE = "sums_equal_the_scan"
 TOPICS = 20
+"""Topics and namespaces that the page shows."""
 HISTORY = 90
 """Reports that the picture goes back at most."""
 
@@ -118,6 +120,7 @@ def report_shown(where: Cluster, epoch_id: str, rows: pa.Table, problems: Sequen
         "bytes": whole.bytes,
         "bytes on disk": whole.physical_bytes,
         "by reason": dg.MetadataValue.md(show.markdown(headers, cells)),
+        "largest namespaces": dg.MetadataValue.md(_namespaces(rows)),
         "largest topics": dg.MetadataValue.md(_topics(rows)),
         "over time": storage_as_text(on_disk),
         "over time, drawn": storage_over_time(on_disk),
@@ -131,6 +134,11 @@ def _on_disk(sums: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 def _change(now: int, before: int) -> str:
     return "" if now == before else f"{'+' if now > before else '-'}{show.size(abs(now - before))}"
+
+
+def _namespaces(rows: pa.Table) -> str:
+    cells = [(name or "not known", count, show.size(size)) for name, count, size in namespaces_by_size(rows)[:TOPICS]]
+    return show.markdown(["namespace", "ledgers", "on disk"], cells)
 
 
 def _topics(rows: pa.Table) -> str:

@@ -143,6 +143,13 @@ def largest_topics(rows: pa.Table, count: int) -> list[tuple[str, int, Mapping[s
     return [(row["topic"], row["physical_bytes_sum"], reasons[row["topic"]]) for row in top]
 
 
+def namespaces_by_size(rows: pa.Table) -> list[tuple[str | None, int, int]]:
+    """Each namespace of a report (None: not known), its ledgers and bytes on disk, the largest first."""
+    sums = rows.group_by("namespace").aggregate([("physical_bytes", "sum"), ("ledgers", "sum")])
+    largest = sums.sort_by([("physical_bytes_sum", "descending"), ("namespace", "ascending")]).to_pylist()
+    return [(row["namespace"] or None, row["ledgers_sum"], row["physical_bytes_sum"]) for row in largest]
+
+
 def newest_report(lake: Lake, cluster: str) -> tuple[Epoch, pa.Table]:
     """The newest report of a cluster and its scan. Raises NotFound where none was made."""
     found = reported(lake, cluster)

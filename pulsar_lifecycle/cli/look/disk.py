@@ -41,6 +41,7 @@ def storage(
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.errors import UsageError
+    from pulsar_lifecycle.lifecycle.held.held_run import open_on_disk
     from pulsar_lifecycle.lifecycle.storage_run import by_reason, newest_report, totals
 
     where = cluster_of(context)
@@ -51,10 +52,12 @@ def storage(
             raise UsageError(f"the report of scan {epoch.epoch_id} has no namespace {missing[0]}")
         rows = rows.filter(pc.is_in(rows.column("namespace"), pa.array(namespace, pa.string())))
     whole, sums = totals(rows), by_reason(rows)
+    opened, opened_bytes = open_on_disk(where.lake, epoch.epoch_id, namespace or ())
     if as_json:
         facts = {"ledgers": whole.ledgers, "bytes": whole.bytes, "physical_bytes": whole.physical_bytes}
         scan = {"epoch_id": epoch.epoch_id, "scanned_at": epoch.started_at, "covered": epoch.covered}
-        show.json_document({**scan, **facts, "by_reason": dict(sums), "rows": rows.to_pylist()})
+        beside = {"open_ledgers": {"ledgers": opened, "physical_bytes": opened_bytes}}
+        show.json_document({**scan, **facts, **beside, "by_reason": dict(sums), "rows": rows.to_pylist()})
         return
     begun = show.ago(epoch.started_at, where.clock.now_ms())
     unsized = sum(one["ledgers_unsized"] for one in sums.values())
@@ -71,6 +74,11 @@ def storage(
             for reason, one in sums.items()
         ),
     )
+    if opened:
+        show.text(
+            f"beside these, by the bookies: {show.size(opened_bytes)} on disk in "
+            f"{show.counted(opened, 'open ledger')}, whose size no metadata has: `pulsar-lifecycle open-ledgers`"
+        )
     if not namespace:
         show.text()
         _print_namespaces(rows)
@@ -127,15 +135,24 @@ def backlog(
 
 
 def bookies(context: typer.Context, as_json: AsJson = False) -> None:
-    """What the bookies' disks hold and what each waits for before it frees more, as they said last."""
+    """What the bookies' disks hold and what each waits for before it frees more, as they said last.
+
+    Exit code 1 where one takes no entries, or will not in a week.
+    """
+    from pulsar_lifecycle.lifecycle.bookies.bookie_disk import FULL_WITHIN_DAYS, UNWRITABLE
     from pulsar_lifecycle.lifecycle.bookies.disk_run import forecasts, newest_disks
 
     where = cluster_of(context)
     rows, days = newest_disks(where), forecasts(where)
     if as_json:
         show.json_document([row | {"days_until_full": days.get(row["bookie"])} for row in rows])
-        return
-    now = where.clock.now_ms()
+    else:
+        _print_bookies(rows, days, where.clock.now_ms())
+    if any(row["verdict"] in UNWRITABLE for row in rows) or any(left < FULL_WITHIN_DAYS for left in days.values()):
+        raise typer.Exit(1)
+
+
+def _print_bookies(rows: Rows, days: Mapping[str, float], now: int) -> None:
     columns = ["bookie", "verdict", "free", "of", "placed by metadata", "to collect", "to compact", "full in", "asked"]
     show.table(
         [*columns, "detail"],
@@ -157,15 +174,11 @@ def bookies(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _print_namespaces(rows: pa.Table) -> None:
-    sums = rows.group_by("namespace").aggregate([("physical_bytes", "sum"), ("ledgers", "sum")])
-    largest = sums.sort_by([("physical_bytes_sum", "descending"), ("namespace", "ascending")]).to_pylist()
-    show.table(
-        ["namespace", "ledgers", "on disk"],
-        (
-            (row["namespace"] or "(not known)", row["ledgers_sum"], show.size(row["physical_bytes_sum"]))
-            for row in largest[:NAMESPACES]
-        ),
-    )
+    from pulsar_lifecycle.lifecycle.storage_run import namespaces_by_size
+
+    largest = namespaces_by_size(rows)
+    cells = ((name or "(not known)", ledgers, show.size(size)) for name, ledgers, size in largest[:NAMESPACES])
+    show.table(["namespace", "ledgers", "on disk"], cells)
     if len(largest) > NAMESPACES:
         show.text(f"... {len(largest) - NAMESPACES} more; --json has all of them")
 
