@@ -38,7 +38,6 @@ from resources.lifecycle import LifecycleResource
 
 DELETING = "delete_pending"
 """The job that deletes; no other run of its asset does anything."""
-LEFT_ALONE = "automation.delete_pending is false"
 """Why the queue is not worked off by itself."""
 
 QUEUE_AGE = "queue_age"
@@ -64,6 +63,16 @@ def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
         description=lost or "; ".join(waits) or "no intent waits for longer than a day",
         metadata={"waiting for too long": sum(one.messages for one in long)},
     )
+
+
+def left_alone(where: Cluster) -> str | None:
+    """Why no deletion run begins by itself now, by the settings; None if one may."""
+    automated = where.settings.automation.delete_pending
+    if not automated.begins:
+        return "automation.delete_pending is false"
+    if automated.window is not None and automated.window.opened_at(where.clock.now_ms()) is None:
+        return "the window of automation.delete_pending is not open"
+    return None
 
 
 def evidence_shown(where: Cluster) -> dict[str, Any]:
@@ -146,8 +155,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         why = switched_off(context.instance, context.run)
         with refusals_fail():
             where = lifecycle.cluster()
-            if not why and by_the_switch(context.run) and not where.settings.automation.delete_pending:
-                why = LEFT_ALONE
+            if not why and by_the_switch(context.run):
+                why = left_alone(where)
             if why:
                 end_with_nothing_done(context, why)
                 return

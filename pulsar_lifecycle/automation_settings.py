@@ -35,7 +35,7 @@ class Automation(StrEnum):
 
 
 class Window(Section):
-    """When effects may begin: from each time that ``cron`` names, for ``duration``."""
+    """When runs with effects may begin: from each time that ``cron`` names, for ``duration``."""
 
     cron: str
     """Five fields as in crontab(5): minute, hour, day of the month, month, day of the week; numbers only."""
@@ -143,6 +143,20 @@ class CollectionAutomation(Automated):
         return self
 
 
+class QueueAutomation(Section):
+    """Whether deletion runs begin by themselves, and when. ``false`` alone: they do not."""
+
+    begins: bool = True
+    """``false``: somebody launches each."""
+    window: Window | None = None
+    """As that of a kind: when runs may begin, whoever sent what waits; unset: at any time."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: object) -> object:
+        return {"begins": value} if isinstance(value, bool) else value
+
+
 class KindAutomation(Automated):
     """How far one kind of plan goes by itself. The caps of ``[apply]`` hold as well, but not for offloads and copies.
 
@@ -239,8 +253,10 @@ class AutomationSettings(Section):
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: CollectionAutomation = CollectionAutomation()
     """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
-    delete_pending: bool = True
-    """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them."""
+    delete_pending: QueueAutomation = QueueAutomation()
+    """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them: ``true`` or
+    ``false``, or ``{ window = ... }``. A kind's own window is for sending them: what is sent is deleted soon after,
+    unless this has one, too. A run that has begun ends its work, whenever its window shuts."""
     schedules: Schedules = Schedules()
     """When scans, inventories and looks at the queue are made."""
     look_every: Seconds = Field(default=60.0, ge=5)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from assets.dead_letters import open_reader
-from assets.deletion import DELETING, LEFT_ALONE
+from assets.deletion import DELETING, left_alone
 from assets.names import CLUSTER
 from orchestration.automatic.at_work import ACTIVE, BY_ITSELF, DELETION, at_work, end_dead, lease_of, may_be_dead
 from pulsar_lifecycle.deletion_queue.queue_topics import DELETION_TOPIC, RETRY_TOPIC
@@ -46,8 +46,8 @@ def rung(
     died with its host, and such a run holds its pools for ever: one that has said nothing for very long is marked as
     failed before it rings, if nobody has the lease.
     """
-    if not where.settings.automation.delete_pending:
-        return LEFT_ALONE
+    if waits := left_alone(where):
+        return waits
     mine = dg.RunsFilter(job_name=DELETING, statuses=list(ACTIVE), tags={CLUSTER: cluster})
     active = context.instance.get_runs(mine)
     if not all(may_be_dead(context.instance, run, now) for run in active):

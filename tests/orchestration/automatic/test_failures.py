@@ -23,6 +23,9 @@ from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import SETTINGS
 
+SHUT = {"cron": "0 0 30 2 *", "duration": "1h"}
+"""A window that never opens."""
+
 
 @pytest.mark.parametrize(
     ("job", "op", "config"),
@@ -104,20 +107,20 @@ def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
         assert not instance.get_latest_materialization_event(key("test", "ledger_deletions"))
 
 
-@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(("wanted", "begins"), [(True, True), (False, False), ({"window": SHUT}, False)])
 def test_a_deletion_run_that_waited_does_not_begin_where_the_settings_forbid_it_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | dict[str, object], begins: bool
 ) -> None:
     scene = RetentionScene(tmp_path, monkeypatch)
     scene.scan()
     control.pause(scene.servers.open_store(), "look first")
-    automation = AutomationSettings(delete_pending=wanted)
+    automation = AutomationSettings.model_validate({"delete_pending": wanted})
     settings = scene.settings.model_copy(update={"automation": automation})
     where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
     monkeypatch.setattr(Cluster, "spark", None)
     paused = "refused: paused: "
-    assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused) is wanted
+    assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused) is begins
     assert deletion_failed().startswith(paused)
 
 
