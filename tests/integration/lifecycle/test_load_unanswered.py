@@ -1,4 +1,6 @@
-"""A load plan while one of two real brokers hangs, or answers 403 or 500: its topics stay as they are, all others go.
+"""Plans while one of two real brokers hangs, or answers 403 or 500.
+
+Of a load plan its topics stay as they are, and all others go. By metadata nothing goes: it may have any topic.
 
 The second broker is known by another address of the loopback than it listens at. A relay stands there, which passes
 all on, or refuses what comes over HTTP.
@@ -14,16 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
 from tests.integration.lifecycle.loads import expiry, filled, give, no_retention, notes, pipeline_of, planned
 from tests.integration.lifecycle.relay import Relay, relaying
-from tests.integration.lifecycle.retention import loaded
+from tests.integration.lifecycle.retention import close_earlier, loaded, retention
 from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
@@ -124,3 +130,31 @@ def test_topics_of_a_broker_that_does_not_answer_stay_and_all_others_go(
     wait_unlisted(sandbox, both)
     assert not loaded(sandbox) & set(both)
     assert notes(sandbox) == []
+
+
+def test_by_metadata_nothing_goes_while_a_broker_does_not_say_what_it_has_loaded(
+    sandbox: Cluster, relay: Relay, spark: None, tmp_path: Path
+) -> None:
+    namespace = new_namespace(sandbox, "silent", 1)
+    topic, since = f"persistent://{namespace}/t", time.time()
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        retention(admin, namespace, 60)
+        ids = filled(client, admin, topic, subscribed=False)
+    close_earlier(sandbox, [topic])
+    wait_unlisted(sandbox, [topic])
+    wait_until_unloaded_counts(since)
+    where = pipeline_of(sandbox, tmp_path, [], request_timeout=3.0).where
+    epoch = judged_scan.scan(where, "scan")
+    plan, _ = make_retention_plan(where, epoch)
+    order, before = Order(plan.plan_id, plan.digest), versions(sandbox, [topic])
+
+    for away in (refusing(relay, 403), refusing(relay, 500), hanging(sandbox)):
+        with away:
+            with pytest.raises(LifecycleError, match=ELSEWHERE):
+                apply_retention(where, "one-away", order, dry_run=False)
+            with pytest.raises(LifecycleError, match=ELSEWHERE):
+                make_retention_plan(where, epoch)
+    assert versions(sandbox, [topic]) == before
+
+    apply_retention(where, "both", order, dry_run=False)
+    assert listed(sandbox, topic) == ids[-1:]
