@@ -179,9 +179,13 @@ class KindAutomation(Automated):
     max_ledgers_per_topic: int = Field(default=1_000, gt=0)
     """Ledgers of one topic."""
     max_growth: float = Field(default=10.0, ge=1)
-    """How many times larger than the largest plan that was applied in the last 30 days."""
+    """How many times more ledgers, and how many times more bytes, than any plan that was applied in the last 30 days.
+    Of one that was applied in part, as many bytes count as its share of the ledgers."""
     growth_from: int = Field(default=1_000, ge=0)
-    """Plans of up to so many ledgers may grow as they like: also the first ones, before any was applied."""
+    """Up to so many ledgers a plan may grow as it likes: also the first ones, before any was applied."""
+    growth_from_bytes: int = Field(default=100 << 30, ge=0)
+    """Up to so many bytes a plan may grow as it likes, counted as ``max_bytes`` counts them. A plan that is beyond
+    ``max_growth`` in ledgers or in bytes waits."""
 
     @field_validator("namespaces")
     @classmethod

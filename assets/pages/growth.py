@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import dagster as dg
 
+from assets.pages import show
 from pulsar_lifecycle.inspect.automation import Growth, Plan, growth_of
+from pulsar_lifecycle.runs.automation_rule import Amount
 from pulsar_lifecycle.runs.cluster import Cluster
 
 GROWTH = "plan_growth"
@@ -20,8 +22,9 @@ def growth_spec(plan: dg.AssetKey, *kinds: str) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         GROWTH,
         asset=plan,
-        description="Fails where a plan is far larger than those applied in the last 30 days: `max_growth` and "
-        f"`growth_from` of {named}. In mode `apply` such a plan is never applied by itself.",
+        description="Fails where a plan has far more ledgers or bytes than those applied in the last 30 days: "
+        f"`max_growth`, `growth_from` and `growth_from_bytes` of {named}. In mode `apply` such a plan is never applied "
+        "by itself.",
     )
 
 
@@ -38,13 +41,22 @@ def growth_shown(asset: dg.AssetKey, found: Sequence[Growth]) -> dg.AssetCheckRe
         passed=not any(one.grew for one in found),
         severity=dg.AssetCheckSeverity.WARN,
         description="; ".join(map(growth_text, found)),
-        metadata={one.kind: one.ledgers for one in found},
+        metadata={name: size for one in found for name, size in _sizes(one).items()},
     )
 
 
 def growth_text(one: Growth) -> str:
     """How large a plan is, and beside what."""
     if one.largest is None:
-        return f"{one.kind}: {one.ledgers}, so few may grow as they like"
-    far = f"{one.ledgers}, far more than" if one.grew else f"{one.ledgers}, beside"
-    return f"{one.kind}: {far} the {one.largest} of the largest plan that was applied in 30 days"
+        return f"{one.kind}: {_amount(one.plan)}, so little may grow as it likes"
+    far = "far more than" if one.grew else "beside"
+    lately = f"{_amount(one.largest)} of the largest that was applied in 30 days"
+    return f"{one.kind}: {_amount(one.plan)}, {far} the {lately}"
+
+
+def _amount(some: Amount) -> str:
+    return f"{some.ledgers} and {show.size(some.bytes)}"
+
+
+def _sizes(one: Growth) -> dict[str, int]:
+    return {one.kind: one.plan.ledgers, f"{one.kind} bytes": one.plan.bytes}

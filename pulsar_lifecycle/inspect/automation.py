@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
-from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, plans_of, stored_plan
+from pulsar_lifecycle.inspect.growth import CLOCKS_APART_MS, bytes_of, largest_applied, ledgers_of, plans_since
+from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, stored_plan
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows
 from pulsar_lifecycle.journal.approvals import (
     APPLIED_WITHIN_MS,
@@ -30,6 +32,7 @@ from pulsar_lifecycle.journal.approvals import (
 )
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.runs.automation_rule import (
+    Amount,
     Approval,
     AutomationCode,
     Candidate,
@@ -42,22 +45,18 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF, within
 from pulsar_lifecycle.scan.evidence import check_store, usable_epoch
-from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.outcomes import Action
 from pulsar_lifecycle.values.plans import check_digest, delete_records_plan
 from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadPlan
 from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.values.refusals import RefusalCode
 
-LATELY_MS = 3 * 86_400_000
-"""Where a plan of the usual size was applied, if plans are applied regularly."""
 SOON = (AutomationCode.GOES, AutomationCode.WINDOW_SHUT)
 """What becomes of a plan that nothing is in the way of but time."""
 _BY_HAND = (AutomationCode.OVER_CAP, AutomationCode.TOO_SMALL, AutomationCode.GREW)
 """What becomes of a plan that no approval makes go by itself."""
 _ENDS = {PlanEnd.SETTLED: AutomationCode.SETTLED, PlanEnd.SENT: AutomationCode.SENT}
-CLOCKS_APART_MS = 86_400_000
-"""How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +89,14 @@ class AutomatedKind:
         some = within(mine, names)
         return self.capped(some) if self.capped else some
 
-    def ledgers(self, lake: Lake, plan: Plan) -> int:
-        """How many ledgers a stored plan has, as caps count them."""
+    def amount(self, lake: Lake, plan: Plan) -> Amount:
+        """How much of this kind a stored plan is."""
+        ledgers, size = ledgers_of(plan, self.action), bytes_of(plan, self.action)
         if self.capped is None:
-            return _ledgers(plan, self.action)
+            return Amount(ledgers, size)
         with contextlib.suppress(NotFound):
-            return self.capped(stored_plan(lake, plan.plan_id)[1]).num_rows
-        return 0
+            return Amount(self.capped(stored_plan(lake, plan.plan_id)[1]).num_rows, size)
+        return Amount()
 
 
 KINDS = (
@@ -251,12 +251,13 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
         largest_topic=_largest_topic(where, kind, plan, settings, ledgers),
     )  # fmt: skip
 
-    def decided(largest: int) -> PlanDecision:
+    def decided(largest: Amount) -> PlanDecision:
         return decide(settings, candidate, now, valid_for_ms=valid, approval=approval, largest_applied=largest)
 
-    found = decided(ledgers)  # as if as much had been applied
-    if found.code in SOON and grew_too_much(settings, ledgers, 0):
-        found = decided(_largest_applied(where, kind, plan, now, ledgers / settings.max_growth))
+    found = decided(candidate.amount)  # as if as much had been applied
+    if found.code in SOON and grew_too_much(settings, candidate.amount, Amount()):
+        grew = partial(grew_too_much, settings, candidate.amount)
+        found = decided(largest_applied(where, kind, plan, now, grew))
     if found.code not in SOON:
         return found
     others = (PlanKind.ORPHANS, PlanKind.RETENTION)  # of these it is known what other runs have done
@@ -277,70 +278,30 @@ def _end_of(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How many ledgers of a kind a plan has, beside the largest of its kind that was applied in the last 30 days.
+    """How much of a kind a plan is, beside the most that any of its kind was applied to in the last 30 days.
 
-    ``largest`` is None where that was not asked: a plan of so few may grow.
+    ``largest`` is None where that was not asked: a plan of so little may grow.
     """
 
     kind: str
-    ledgers: int
-    largest: int | None
+    plan: Amount
+    largest: Amount | None
     grew: bool
 
 
 def growth_of(where: Cluster, name: str, plan: Plan) -> Growth:
     """Whether a plan is far larger than those of a kind that were applied. Raises what lake and journal raise."""
     kind = next(one for one in KINDS if one.name == name)
-    settings, ledgers = settings_of(where, kind), kind.ledgers(where.lake, plan)
-    if not grew_too_much(settings, ledgers, 0):
-        return Growth(name, ledgers, None, False)
-    largest = _largest_applied(where, kind, plan, where.clock.now_ms())
-    return Growth(name, ledgers, largest, grew_too_much(settings, ledgers, largest))
-
-
-_STAYED = (Outcome.REFUSED, Outcome.LEFT, Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT, Outcome.FAILED)
-"""What a run says of what it did nothing about."""
-
-
-def _largest_applied(where: Cluster, kind: AutomatedKind, plan: Plan, now: int, enough: float = 0.0) -> int:
-    """To how many ledgers any plan of a kind but ``plan`` was applied in the last 30 days, at most.
-
-    They may be few of those that it has. ``enough``: of interest is only whether a plan was applied to so many ledgers,
-    so plans of fewer are not looked at, and the newest that was is enough. Reads the journal since the oldest plan of
-    interest was made, up to 30 days: ask it only where it decides.
-    """
-    largest = 0
-    for days in (LATELY_MS, APPLIED_WITHIN_MS):
-        since = now - days
-        plans = _plans(where, kind, since - CLOCKS_APART_MS)
-        others = [
-            one
-            for one in plans
-            if one.created_at >= since and one.plan_id != plan.plan_id and _may_reach(kind, one, enough)
-        ]
-        begun = max(since, min((one.created_at for one in others), default=now) - CLOCKS_APART_MS)
-        ids = [one.plan_id for one in others]
-        applied = applied_plans(where.journal_reader, where.settings.cluster, ids, begun, kind.effects, but=_STAYED)
-        largest = max(applied.values(), default=0)
-        if enough and largest >= enough:
-            break
-    return largest
-
-
-def _may_reach(kind: AutomatedKind, plan: Plan, ledgers: float) -> bool:
-    """Whether a plan can have been applied to so many ledgers: to all that it has, and rows about none count as one."""
-    return kind.capped is not None or _ledgers(plan) + 1 >= ledgers
-
-
-def _plans(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
-    """The cluster's plans of a kind that were stored at ``since`` (ms) or later, oldest first."""
-    cluster = where.settings.cluster
-    return [plan for plan in plans_of(where.lake, kind.kind, since) if plan.cluster == cluster]
+    settings, amount = settings_of(where, kind), kind.amount(where.lake, plan)
+    if not grew_too_much(settings, amount, Amount()):
+        return Growth(name, amount, None, False)
+    largest = largest_applied(where, kind, plan, where.clock.now_ms())
+    return Growth(name, amount, largest, bool(grew_too_much(settings, amount, largest)))
 
 
 def _by_policy(where: Cluster, kind: AutomatedKind, since: int) -> list[Plan]:
-    """Those of :func:`_plans` that may go by themselves. What an operator ordered, its job alone applies."""
-    return [plan for plan in _plans(where, kind, since) if not plan.ordered]
+    """Those of :func:`plans_since` that may go by themselves. What an operator ordered, its job alone applies."""
+    return [plan for plan in plans_since(where, kind.kind, since) if not plan.ordered]
 
 
 def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]) -> tuple[int, int]:
@@ -435,14 +396,7 @@ def after_withdrawal(where: Cluster, plan_id: str) -> list[str]:
 
 def _bare(plan: Plan) -> Candidate:
     """A plan as far as its own facts go: enough to say whether it is off, report-only or expired, and no more."""
-    return Candidate(plan.plan_id, plan.digest, plan.created_at, plan.actionable, _ledgers(plan), 0, 0)
-
-
-def _ledgers(plan: Plan, action: OffloadChoice | None = None) -> int:
-    if isinstance(plan, OffloadPlan):
-        counts = {OffloadChoice.OFFLOAD: plan.ledgers, OffloadChoice.DELETE_COPY: plan.copies}
-        return counts[action] if action else sum(counts.values())
-    return plan.ledgers
+    return Candidate(plan.plan_id, plan.digest, plan.created_at, plan.actionable, ledgers_of(plan), 0, 0)
 
 
 def _cluster_ledgers(lake: Lake, plan: Plan) -> int:

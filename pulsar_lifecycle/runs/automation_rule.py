@@ -54,13 +54,33 @@ class AutomationCode(StrEnum):
     OVER_CAP = "over_cap"
     """It is beyond a cap of its kind: an operator looks at it."""
     GREW = "grew"
-    """It is far larger than those applied in the last 30 days: an operator looks at it."""
+    """It has far more ledgers or bytes than those applied in the last 30 days: an operator looks at it."""
     WINDOW_SHUT = "window_shut"
     """The maintenance window is not open."""
     NOT_APPROVED = "not_approved"
     """Nobody has approved it, or not this digest."""
     APPROVAL_EXPIRED = "approval_expired"
     """Its approval has expired."""
+
+
+class Grown(StrEnum):
+    """In what a plan is far larger than those that were applied."""
+
+    LEDGERS = "ledgers"
+    """It has far more ledgers, as caps count them."""
+    BYTES = "bytes"
+    """It has far more bytes."""
+
+
+_NONE_APPLIED = "and none was applied in 30 days"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much a plan is: ledgers, as caps count them, and their bytes."""
+
+    ledgers: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +99,11 @@ class Candidate:
     cluster_ledgers: int
     taken: bool = False
     largest_topic: int = 0
+
+    @property
+    def amount(self) -> Amount:
+        """What growth is measured by."""
+        return Amount(self.ledgers, self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +137,12 @@ def decide(
     *,
     valid_for_ms: int,
     approval: Approval | None = None,
-    largest_applied: int = 0,
+    largest_applied: Amount = Amount(),
 ) -> PlanDecision:
     """Whether the newest plan of a kind is applied at ``now`` (ms).
 
-    ``largest_applied``: to how many ledgers a plan of the kind was applied in the last 30 days, at most.
+    ``largest_applied``: to how many ledgers, and to how many bytes, a plan of the kind was applied in the last 30 days,
+    at most.
     """
     if kind.mode is Automation.OFF:
         return PlanDecision(AutomationCode.OFF, "automation is off for this kind")
@@ -128,7 +154,7 @@ def decide(
 
 
 def _against(
-    kind: KindAutomation, plan: Candidate, now: int, valid_for_ms: int, approval: Approval | None, largest: int
+    kind: KindAutomation, plan: Candidate, now: int, valid_for_ms: int, approval: Approval | None, largest: Amount
 ) -> tuple[AutomationCode, str] | None:
     if plan.taken:
         return AutomationCode.TAKEN, "a run has begun to apply it"
@@ -154,17 +180,23 @@ def _against(
             return AutomationCode.NOT_APPROVED, f"it waits for `{how}`, or job approve_plan"
         if now >= approval.until:
             return AutomationCode.APPROVAL_EXPIRED, f"the approval by {approval.by} has expired: approve it again"
-    if grew_too_much(kind, plan.ledgers, largest) and kind.mode is Automation.APPLY:
-        than = f"more than {kind.max_growth:g} times any plan that was applied in 30 days"
-        return AutomationCode.GREW, f"{_size(plan)}, {than}: look at it, then apply it with its job"
+    if (grown := grew_too_much(kind, plan.amount, largest)) and kind.mode is Automation.APPLY:
+        what = {Grown.LEDGERS: f"{largest.ledgers} {counted_of(plan.plan_id)}", Grown.BYTES: f"{largest.bytes} bytes"}
+        than = f"more than {kind.max_growth:g} times the {' and '.join(map(what.__getitem__, grown))}"
+        lately = f"{than} of the largest that was applied in 30 days" if largest.ledgers else _NONE_APPLIED
+        return AutomationCode.GREW, f"{_size(plan)}, {lately}: look at it, then apply it with its job"
     if kind.window and kind.window.opened_at(now) is None:
         return AutomationCode.WINDOW_SHUT, f"its window ({kind.window.cron}) is not open"
     return None
 
 
-def grew_too_much(kind: KindAutomation, ledgers: int, largest_applied: int) -> bool:
-    """Whether a plan is far larger than the last ones."""
-    return ledgers > kind.growth_from and ledgers > kind.max_growth * largest_applied
+def grew_too_much(kind: KindAutomation, plan: Amount, largest_applied: Amount) -> tuple[Grown, ...]:
+    """In what a plan is far larger than the last ones; empty where it is not."""
+    sizes = {
+        Grown.LEDGERS: (plan.ledgers, largest_applied.ledgers, kind.growth_from),
+        Grown.BYTES: (plan.bytes, largest_applied.bytes, kind.growth_from_bytes),
+    }
+    return tuple(what for what, (now, before, least) in sizes.items() if now > least and now > kind.max_growth * before)
 
 
 def _over(kind: KindAutomation, plan: Candidate) -> str:

@@ -24,6 +24,7 @@ from pulsar_lifecycle.inspect.automation import Growth
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.lifecycle.storage_run import Totals
+from pulsar_lifecycle.runs.automation_rule import Amount
 from pulsar_lifecycle.values.epoch import Epoch
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.bookie_admin import status
@@ -36,7 +37,7 @@ RESULTS = [
     late_result("c", [], 0),
     activity_result(pa.table({"topic": pa.array([], pa.string())})),
     storage_result(Totals(), Totals()),
-    growth_shown(dg.AssetKey("p"), [Growth("retention", 1, None, False)]),
+    growth_shown(dg.AssetKey("p"), [Growth("retention", Amount(1, 1), None, False)]),
     queue_age(QueueState((), (), ()), 0),
 ]
 

@@ -32,7 +32,7 @@ from pulsar_lifecycle.inspect.automation import (
 )
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
+from pulsar_lifecycle.runs.automation_rule import Amount, AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Lowered, automation_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
@@ -174,13 +174,14 @@ def test_an_alert_says_our_errors_in_their_own_words(error: Exception, told: str
 
 def test_a_plan_that_grew_turns_its_check(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     where, plan = automated(scene, monkeypatch, mode="plan", growth_from=1), planned(scene)
-    grew = growth_of(where, "retention", plan)
-    assert grew == Growth("retention", 2, 0, True)
+    grew, amount = growth_of(where, "retention", plan), Amount(2, plan.physical_bytes)
+    assert grew == Growth("retention", amount, Amount(), True)
     few = growth_of(automated(scene, monkeypatch, mode="plan"), "retention", plan)
-    assert few == Growth("retention", 2, None, False)
+    assert few == Growth("retention", amount, None, False)
     found = growth_shown(dg.AssetKey("p"), [few, grew])
     assert (found.passed, found.severity, found.metadata["retention"].value) == (False, dg.AssetCheckSeverity.WARN, 2)
-    assert "far more than the 0" in (found.description or "")
+    assert "far more than the 0 and 0 B of" in (found.description or "")
+    assert found.metadata["retention bytes"].value == plan.physical_bytes
     assert growth_shown(dg.AssetKey("p"), [few]).passed
 
 

@@ -10,16 +10,26 @@ import pytest
 from pydantic import ValidationError
 
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation, Window
-from pulsar_lifecycle.runs.automation_rule import Approval, AutomationCode, Candidate, decide
+from pulsar_lifecycle.runs.automation_rule import (
+    Amount,
+    Approval,
+    AutomationCode,
+    Candidate,
+    Grown,
+    decide,
+    grew_too_much,
+)
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000
+GIB = 1 << 30
 PLAN = Candidate("orphans-e-1", "d", NOW - HOUR, True, 100, 10_000, 100_000)
 
 
 def code(plan: Candidate | None = PLAN, *, approval: Approval | None = None, largest: int = 0, **kind: Any) -> str:
     settings = KindAutomation(**{"mode": "apply", **kind})
-    found = decide(settings, plan, NOW, valid_for_ms=24 * HOUR, approval=approval, largest_applied=largest)
+    applied = Amount(largest, largest * 100)
+    found = decide(settings, plan, NOW, valid_for_ms=24 * HOUR, approval=approval, largest_applied=applied)
     assert found.text
     return found.code
 
@@ -64,6 +74,7 @@ def test_a_plan_from_the_future_is_not_called_old(at: int, said: str) -> None:
         ({"max_bytes": 9_999}, "over_cap"),
         ({"max_share": 0.0009}, "over_cap"),
         ({"growth_from": 99}, "grew"),
+        ({"growth_from_bytes": 9_999}, "grew"),
         ({"window": {"cron": "0 0 30 2 *", "duration": "1h"}}, "window_shut"),
     ],
 )
@@ -76,8 +87,36 @@ def test_there_is_no_plan_yet() -> None:
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(10, "goes"), (9, "grew"), (0, "grew")])
-def test_a_plan_may_be_ten_times_the_largest_that_was_applied(largest: int, expected: str) -> None:
-    assert code(growth_from=50, largest=largest) == expected
+@pytest.mark.parametrize("least", ["growth_from", "growth_from_bytes"])
+def test_a_plan_may_be_ten_times_the_largest_that_was_applied(largest: int, expected: str, least: str) -> None:
+    assert code(largest=largest, **{least: 50}) == expected
+
+
+def test_as_many_ledgers_of_far_more_bytes_wait_and_the_text_has_both() -> None:
+    """900 ledgers of 2 GiB after 900 of 1 MiB are fewer than ``growth_from``."""
+    plan = replace(PLAN, ledgers=900, bytes=1_800 * GIB)
+    kind, before = KindAutomation(mode=Automation.APPLY), Amount(900, 900 << 20)
+    found = decide(kind, plan, NOW, valid_for_ms=24 * HOUR, largest_applied=before)
+    assert found.code is AutomationCode.GREW
+    assert f"{plan.bytes} bytes, more than 10 times the {before.bytes} bytes of the largest" in found.text
+    first = decide(kind, plan, NOW, valid_for_ms=24 * HOUR)
+    assert (first.code, "none was applied in 30 days" in first.text) == (AutomationCode.GREW, True)
+    usual = decide(kind, plan, NOW, valid_for_ms=24 * HOUR, largest_applied=Amount(90, 180 * GIB))
+    assert usual.code is AutomationCode.GOES
+
+
+@pytest.mark.parametrize(
+    ("plan", "before", "grown"),
+    [
+        (Amount(1_000, 100 * GIB), Amount(), ()),
+        (Amount(1_001, 100 * GIB), Amount(100, 0), (Grown.LEDGERS,)),
+        (Amount(1_000, 100 * GIB + 1), Amount(1_000, 10 * GIB), (Grown.BYTES,)),
+        (Amount(1_001, 100 * GIB + 1), Amount(100, 10 * GIB), (Grown.LEDGERS, Grown.BYTES)),
+        (Amount(1_001, 100 * GIB + 1), Amount(101, 11 * GIB), ()),
+    ],
+)
+def test_ledgers_and_bytes_grow_each_from_its_own_floor(plan: Amount, before: Amount, grown: tuple[Grown, ...]) -> None:
+    assert grew_too_much(KindAutomation(), plan, before) == grown
 
 
 def test_a_plan_that_grew_is_never_applied_by_waiting() -> None:

@@ -24,7 +24,7 @@ from pulsar_lifecycle.journal.approvals import applied_plans
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.automation_rule import AutomationCode, PlanDecision
+from pulsar_lifecycle.runs.automation_rule import Amount, AutomationCode, PlanDecision
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
@@ -275,9 +275,9 @@ def test_a_plan_by_order_is_applied_by_its_job_alone(scene: RetentionScene) -> N
 
 def test_what_a_plan_offloads_and_what_it_deletes_grow_apart(scene: RetentionScene) -> None:
     plan = offload_planned(scene, 3, 2)
-    assert {name: growth_of(scene.cluster, name, plan).ledgers for name in OFFLOAD} == {
-        "offload": 3,
-        "bookkeeper_copies": 2,
+    assert {name: growth_of(scene.cluster, name, plan).plan for name in OFFLOAD} == {
+        "offload": Amount(3, 3),
+        "bookkeeper_copies": Amount(2, 2),
     }
 
 
@@ -304,7 +304,7 @@ class Asked:
         ({"mode": "apply"}, AutomationCode.GOES, 2),
         ({"mode": "apply", "max_ledgers": 1}, AutomationCode.OVER_CAP, 1),
         ({"mode": "apply", "growth_from": 1}, AutomationCode.GREW, 2),
-        ({"mode": "apply", "growth_from": 1, "max_growth": 1}, AutomationCode.GREW, 1),
+        ({"mode": "apply", "growth_from": 1, "max_growth": 1}, AutomationCode.GREW, 2),
         ({"mode": "approve", "growth_from": 1}, AutomationCode.NOT_APPROVED, 2),
     ],
 )
@@ -315,7 +315,7 @@ def test_a_look_reads_no_rows_and_of_the_journal_what_decides(
     code: AutomationCode,
     journal_read: int,
 ) -> None:
-    """A plan of weeks ago is asked after only where it may have been applied to enough. One that goes is read."""
+    """What was applied lately is asked for only where the plan is large. One that goes is read."""
     old = planned(scene)
     scene.servers.clock.advance(20 * 86_400)
     scene.topic("b", 100, 100, 100)
@@ -379,7 +379,27 @@ def test_growth_is_measured_by_what_was_applied(scene: RetentionScene, monkeypat
     assert applied_plans(where.journal_reader, "test", [plan.plan_id], 0) == {plan.plan_id: 1}
     scene.topic("b", 100, 100, 100)
     make_retention_plan(where, scene.scan())
-    assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
+    decision, newest = decision_of(where, RETENTION)
+    assert decision.code is AutomationCode.GREW
+    assert newest
+    assert growth_of(where, "retention", newest).largest == Amount(1, plan.physical_bytes // 2)
+
+
+def test_bytes_grow_though_ledgers_do_not(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many ledgers of twenty times the bytes wait for an operator, who applies them once."""
+    where, plan = automated(scene, monkeypatch, mode="apply", growth_from_bytes=100), planned(scene)
+    apply_retention(where, "hand", Order(plan.plan_id, plan.digest), dry_run=False)
+    scene.servers.replicate(scene.topic("b", 100, 100, 100), 1, 10 * plan.physical_bytes)
+    large = make_retention_plan(where, scene.scan())[0]
+    assert (large.ledgers, large.physical_bytes) == (plan.ledgers, 20 * plan.physical_bytes)
+    decision = decision_of(where, RETENTION)[0]
+    assert decision.code is AutomationCode.GREW
+    assert f"{large.physical_bytes} bytes, more than 10 times the {plan.physical_bytes} bytes" in decision.text
+    assert growth_of(where, "retention", large).grew
+    apply_retention(where, "hand", Order(large.plan_id, large.digest), dry_run=False)
+    scene.servers.replicate(scene.topic("c", 100, 100, 100), 1, 10 * plan.physical_bytes)
+    make_retention_plan(where, scene.scan())
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
 
 
 @pytest.mark.parametrize(
