@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
@@ -15,9 +17,10 @@ from assets.names import FINDINGS, key
 from assets.pages import show, versions
 from assets.pages.epochs import epoch_to_read
 from pulsar_lifecycle.deletion.planning import judged_scan
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.lifecycle.load.failing_loads import failing_loads
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.values.findings import Finding
-from pulsar_lifecycle.values.tables import Problem
 from resources.lifecycle import LifecycleResource
 
 _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
@@ -80,7 +83,8 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     asset_key = key(cluster, "dangling_references")
     checks = {
         NO_DANGLING: "Fails where metadata refers to ledgers that BookKeeper does not have: what was in them is lost.",
-        LOADABLE: "Fails where a topic's z-node cannot be decoded: no broker can load that topic.",
+        LOADABLE: "Fails where no broker can load a topic: its z-node or a cursor's cannot be decoded, or bookies that "
+        "its last ledger or a cursor's ledger needs are not registered. The code of each says what to do.",
     }
 
     @dg.multi_asset(
@@ -108,18 +112,44 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
             )
             yield dg.MaterializeResult(asset_key=asset, metadata={**stored, **shown}, data_version=version)
         missing = rows.where(f.col("finding") == Finding.DANGLING.value).select("topic", f.col("reason").alias("why"))
-        yield _check(asset_key, NO_DANGLING, missing, "references to ledgers that BookKeeper does not have")
-        topics = where.table(epoch_id, "managed_ledgers").where(f.col("problem") == Problem.CORRUPT.value)
-        why = f.coalesce("error", f.lit(""))
-        broken = topics.select(f.col("managed_ledger").alias("topic"), why.alias("why"))
-        yield _check(asset_key, LOADABLE, broken, "topics whose z-node no broker can decode")
+        yield _dangling_result(asset_key, missing)
+        try:
+            failing = failing_loads(where, epoch_id)
+        except LifecycleError as error:  # the findings are made, whatever is known of the bookies
+            failing = error
+        yield loadable_result(asset_key, failing)
 
     return findings
 
 
-def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg.AssetCheckResult:
-    """Passes where there are no such rows; ``wrong``: topic, why; ``what``: what they are, in words."""
-    found, count = wrong.orderBy("topic").limit(NAMED).collect(), wrong.count()
+def _dangling_result(asset_key: dg.AssetKey, missing: DataFrame) -> dg.AssetCheckResult:
+    """Passes where there are no such references; ``missing``: topic, why."""
+    found = [tuple(row) for row in missing.orderBy("topic").limit(NAMED).collect()]
+    what = "references to ledgers that BookKeeper does not have"
+    return _result(asset_key, NO_DANGLING, missing.count(), what, ["topic", "why"], found)
+
+
+def loadable_result(asset_key: dg.AssetKey, failing: pa.Table | LifecycleError) -> dg.AssetCheckResult:
+    """Passes where every topic can be loaded, as far as ``failing`` (``FAILING_LOADS``, or why it is not known) tells.
+
+    What is not known is a warning.
+    """
+    if isinstance(failing, LifecycleError):
+        why = f"whether brokers can load the topics is not known: {failing}"
+        warn = dg.AssetCheckSeverity.WARN
+        return dg.AssetCheckResult(
+            asset_key=asset_key, check_name=LOADABLE, passed=False, severity=warn, description=why
+        )
+    columns = ["topic", "code", "why"]
+    found = [tuple(row.values()) for row in failing.select(columns).slice(0, NAMED).to_pylist()]
+    count = pc.count_distinct(failing.column("topic")).as_py()
+    return _result(asset_key, LOADABLE, count, "topics that no broker can load", columns, found)
+
+
+def _result(
+    asset_key: dg.AssetKey, name: str, count: int, what: str, columns: list[str], found: list[tuple[Any, ...]]
+) -> dg.AssetCheckResult:
+    """Passes where there are none; ``what``: what they are, in words."""
     more = f", {NAMED} are named" if count > NAMED else ""
     return dg.AssetCheckResult(
         asset_key=asset_key,
@@ -127,10 +157,7 @@ def _check(asset_key: dg.AssetKey, name: str, wrong: DataFrame, what: str) -> dg
         passed=not count,
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"{count or 'no'} {what}{more}",
-        metadata={
-            "found": count,
-            "topics": dg.MetadataValue.md(show.markdown(["topic", "why"], [tuple(row) for row in found])),
-        },
+        metadata={"found": count, "topics": dg.MetadataValue.md(show.markdown(columns, found))},
     )
 
 

@@ -7,7 +7,7 @@ bookies of its ensemble, starting at index e mod ensemble size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, Segment
 
@@ -20,7 +20,7 @@ STRIPES = 16
 
 def segment_of(metadata: LedgerMetadata, entry_id: int) -> Segment:
     """The segment that an entry lies in."""
-    return next(segment for segment in reversed(metadata.segments) if segment.first_entry_id <= entry_id)
+    return _segment(metadata.segments, entry_id)
 
 
 def segment_end(metadata: LedgerMetadata, entry_id: int, last: int) -> int:
@@ -30,8 +30,26 @@ def segment_end(metadata: LedgerMetadata, entry_id: int, last: int) -> int:
 
 def replicas(metadata: LedgerMetadata, entry_id: int) -> list[str]:
     """The bookies that have an entry, in write-set order."""
-    bookies = segment_of(metadata, entry_id).bookies
-    return [bookies[(entry_id + i) % len(bookies)] for i in range(metadata.write_quorum)]
+    return write_set(metadata.segments, metadata.write_quorum, entry_id)
+
+
+def write_set(segments: Sequence[Segment], write_quorum: int, entry_id: int) -> list[str]:
+    """:func:`replicas` of a ledger with these segments."""
+    bookies = _segment(segments, entry_id).bookies
+    return [bookies[(entry_id + i) % len(bookies)] for i in range(write_quorum)]
+
+
+def is_covered(silent: Sequence[bool], write_quorum: int, ack_quorum: int) -> bool:
+    """Whether the bookies of a last ensemble that are not ``silent`` know of every acknowledged entry.
+
+    Of the bookies of any entry fewer than ``ack_quorum`` may be silent (``RRQuorumCoverageSet``).
+    """
+    size = len(silent)
+    return all(sum(silent[(i + j) % size] for j in range(write_quorum)) < ack_quorum for i in range(size))
+
+
+def _segment(segments: Sequence[Segment], entry_id: int) -> Segment:
+    return next(segment for segment in reversed(segments) if segment.first_entry_id <= entry_id)
 
 
 def ranges(metadata: LedgerMetadata) -> Iterator[tuple[int, int]]:

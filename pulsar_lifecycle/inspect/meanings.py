@@ -39,6 +39,7 @@ CODES = (
     ("What retention says of a ledger", "pulsar_lifecycle.lifecycle.verdicts.RetentionVerdict"),
     ("Why a ledger is on the bookies' disks", "pulsar_lifecycle.lifecycle.reasons.Reason"),
     ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
+    ("Why no broker can load a topic", "pulsar_lifecycle.lifecycle.load.failing_loads.LoadFailure"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
     ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.UseEvidence"),

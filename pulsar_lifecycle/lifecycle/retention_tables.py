@@ -42,7 +42,8 @@ _OF_CURSOR = (
 )
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
-_UNLOADED = pc.field("load_state") == LoadState.UNLOADED
+UNLOADED = pc.field("load_state") == LoadState.UNLOADED
+"""Rows of ``tables.TOPICS`` that no broker has loaded, for sure."""
 _OF_TRANSACTIONS = pc.match_substring_regex(pc.field("topic"), "|".join(OF_TRANSACTIONS))
 IDLE = (pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)) & ~_OF_TRANSACTIONS
 """Rows of ``tables.TOPICS`` that no broker has, by what it lists, and whose last ledger is not closed."""
@@ -79,7 +80,7 @@ class CursorPositions:
         """Rows of :data:`POSITIONS`."""
         columns = tuple(dict.fromkeys((*_OF_CURSOR, *OF_NAME))) if self.named else _OF_CURSOR
         read = named_positions if self.named else persisted_positions
-        where = _UNLOADED | IDLE if self.idle else _UNLOADED
+        where = UNLOADED | IDLE if self.idle else UNLOADED
         unloaded = None if self.topics is None else managed_ledgers_where(self.lake, self.topics, where)
         schema = pa.schema([MANAGED_CURSORS.field(name) for name in columns])
         with self.connect(self.settings, read_only=True) as ports:
@@ -115,7 +116,7 @@ class RetentionTables:
         """
         listed = self._table([part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
         listed = with_shadow_sources(listed, self.shadows)
-        unloaded = managed_ledgers_where(self.lake, self.topics, _UNLOADED)
+        unloaded = managed_ledgers_where(self.lake, self.topics, UNLOADED)
         loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
         unknown = pc.field("ledger_id").is_null() | pc.field("entry_id").is_null()
         positions = self._table(self.positions, POSITIONS, POSITIONS.names, _of(listed) | unknown)
@@ -128,7 +129,7 @@ class RetentionTables:
 
         It was told ``idle``.
         """
-        asked = managed_ledgers_where(self.lake, self.topics, _UNLOADED | IDLE)
+        asked = managed_ledgers_where(self.lake, self.topics, UNLOADED | IDLE)
         count = inputs.column("durable_cursors")
         known = pc.if_else(pc.is_in(inputs.column("managed_ledger"), asked), count, pa.scalar(None, count.type))
         place = inputs.column_names.index("durable_cursors")

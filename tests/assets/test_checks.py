@@ -10,6 +10,7 @@ import pytest
 
 from assets.delayed_index import check_results as delayed_results
 from assets.deletion import queue_age
+from assets.findings import LOADABLE, loadable_result
 from assets.late_messages import late_result
 from assets.lifecycle.activity import check_result as activity_result
 from assets.lifecycle.bookies import check_results as bookie_results
@@ -20,9 +21,11 @@ from assets.references import coverage_result
 from pulsar_lifecycle.delayed_index.stored.check_run import Checked
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState
+from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.inspect.automation import Growth
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
+from pulsar_lifecycle.lifecycle.load.failing_loads import FAILING_LOADS, LoadFailure
 from pulsar_lifecycle.lifecycle.storage_run import Totals
 from pulsar_lifecycle.runs.automation_rule import Amount
 from pulsar_lifecycle.values.epoch import Epoch
@@ -39,6 +42,7 @@ RESULTS = [
     storage_result(Totals(), Totals()),
     growth_shown(dg.AssetKey("p"), [Growth("retention", Amount(1, 1), None, False)]),
     queue_age(QueueState((), (), ()), 0),
+    loadable_result(dg.AssetKey("d"), FAILING_LOADS.empty_table()),
 ]
 
 
@@ -82,6 +86,19 @@ def test_what_a_bookie_fails() -> None:
         "compaction_not_suspended": (1, "WARN"),
         "disks_not_full_soon": (1, "ERROR"),
     }
+
+
+def test_topics_that_fail_to_load_are_named_with_code_and_reason() -> None:
+    code = LoadFailure.LAST_LEDGER_UNRECOVERABLE.value
+    row = {"topic": "t", "code": code, "ledger_id": 7, "why": "last ledger 7 is not closed"}
+    twice = [row, {**row, "code": LoadFailure.CURSOR_UNDECODABLE.value, "cursor": "s", "why": "cursor s: 0 bytes"}]
+    found = loadable_result(dg.AssetKey("d"), pa.Table.from_pylist(twice, FAILING_LOADS))
+    assert (found.check_name, found.passed, found.severity) == (LOADABLE, False, dg.AssetCheckSeverity.ERROR)
+    assert (found.description, found.metadata["found"].value) == ("1 topics that no broker can load", 1)
+    assert f"| t | {code} | last ledger 7 is not closed |" in str(found.metadata["topics"].value)
+    unknown = loadable_result(dg.AssetKey("d"), StoreError("/ledgers/available: not authorized"))
+    assert (unknown.passed, unknown.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert (unknown.description or "").endswith("is not known: /ledgers/available: not authorized")
 
 
 def test_what_would_be_late_says_so_in_words() -> None:

@@ -114,6 +114,7 @@ NO_CODES = {
     "IntentState",
     "Lacks",
     "Level",
+    "LoadFailure",
     "LoadNeed",
     "NotAsked",
     "ObjectKind",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
-from pulsar_lifecycle.formats import entry
+from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.connection import BookieCode, BookieResponse
 from pulsar_lifecycle.ports import Entry
@@ -78,11 +78,9 @@ def highest(
                 problem = refusal(answer.code)
         failures.append(problem)
     problems = [problem for problem in failures if problem is not None]
-    size = len(failures)
-    for start in range(size):
-        window = [failures[(start + i) % size] for i in range(metadata.write_quorum)]
-        if sum(problem is not None for problem in window) >= metadata.ack_quorum:
-            return of_kind(f"ledger {ledger_id}: too few bookies say what their last entry is", problems)
+    silent = [problem is not None for problem in failures]
+    if not striping.is_covered(silent, metadata.write_quorum, metadata.ack_quorum):
+        return of_kind(f"ledger {ledger_id}: too few bookies say what their last entry is", problems)
     before = metadata.segments[-1].first_entry_id - 1
     if before >= 0 and (best is None or best.entry_id < before):
         return before

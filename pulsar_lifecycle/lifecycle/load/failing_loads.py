@@ -1,0 +1,173 @@
+"""Topics that no broker can load, as far as a scan and the registered bookies prove it.
+
+Belongs here: which failures there are, and finding them in the tables of a scan. Not here: which ledgers are lost
+(``bookies/lost_ledgers.py``). Loads nothing. Upstream, managed-ledger 4.0.7: ``ManagedLedgerImpl.initialize`` opens the
+last ledger, and ``ManagedCursorImpl.recoverFromLedger`` reads the last entry of each cursor's ledger; of a ledger that
+does not exist, both go on without it. No schema is read: brokers do that for producers and consumers, and drop a schema
+whose ledger does not exist (``SchemaRegistryServiceImpl.trimDeletedSchemaAndGetList``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.bookies.lost_ledgers import LOSS_COLUMNS, LOST, LedgerLoss, lost_ledgers
+from pulsar_lifecycle.lifecycle.retention_tables import IDLE, UNLOADED
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, Problem
+
+
+class LoadFailure(StrEnum):
+    """Why no broker can load a topic."""
+
+    TOPIC_UNDECODABLE = "topic_undecodable"
+    """The topic's z-node cannot be decoded. Restore it from a backup of ZooKeeper."""
+    LAST_LEDGER_UNRECOVERABLE = "last_ledger_unrecoverable"
+    """The last ledger is not closed, and too few bookies of its last ensemble are registered to close it. Start them.
+    Where they are gone for good, so may be what was written last: once the ledger is deleted by BookKeeper's shell
+    (`deleteledger`), brokers load the topic without any of its messages."""
+    LAST_LEDGER_BARE = "last_ledger_bare"
+    """The z-node of the last ledger has no data. Restore it from a backup of ZooKeeper. Once that z-node is deleted,
+    brokers load the topic without the ledger's messages."""
+    CURSOR_UNDECODABLE = "cursor_undecodable"
+    """A cursor's z-node cannot be decoded, and brokers load no topic without all its cursors, unless
+    `lazyCursorRecovery` is set. Restore it from a backup of ZooKeeper."""
+    CURSOR_LEDGER_UNREADABLE = "cursor_ledger_unreadable"
+    """No bookie that has the last entry of a cursor's ledger is registered, or that ledger's z-node has no data. Start
+    the bookies. Where they are gone for good, brokers with `managedLedgerForceRecovery` load the topic: the
+    subscription goes back to the position in its z-node, and what it acknowledged since is delivered again."""
+
+
+FAILING_LOADS = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("code", pa.string()),
+        pa.field("cursor", pa.string()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("why", pa.string()),
+    ]
+)
+"""One row per reason for which no broker can load a topic: a :class:`LoadFailure`. ``cursor`` and ``ledger_id`` are
+null where it is about none; ``why`` is a sentence, which names the bookies."""
+_OF_LAST_LEDGER = {
+    LedgerLoss.UNRECOVERABLE: LoadFailure.LAST_LEDGER_UNRECOVERABLE,
+    LedgerLoss.NO_METADATA: LoadFailure.LAST_LEDGER_BARE,
+}
+_OF_CURSOR_LEDGER = {
+    LedgerLoss.LAST_ENTRY_AWAY: LoadFailure.CURSOR_LEDGER_UNREADABLE,
+    LedgerLoss.NO_METADATA: LoadFailure.CURSOR_LEDGER_UNREADABLE,
+}
+
+
+def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
+    """:data:`FAILING_LOADS` of a scan, by the bookies that are registered now, sorted by topic.
+
+    What a broker has loaded is left out: when it lets go of a topic, it closes the last ledger by metadata alone, and
+    says anew where cursors stand. Raises what ZooKeeper raises.
+    """
+    lake = cluster.lake
+    with cluster.ports(read_only=True) as ports:
+        registered = frozenset(ports.bookies.bookies())
+    parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    lost = pa.concat_tables([LOST.empty_table(), *cluster.tasks.map(_Lost(lake, registered), parts)])
+    topics = _Topics(lake, *(cluster.parts(epoch_id, one) for one in ("topics", "managed_ledgers", "managed_cursors")))
+    rows = [*topics.undecodable(), *topics.of_last_ledgers(lost), *topics.of_cursor_ledgers(lost)]
+    return pa.Table.from_pylist(rows, FAILING_LOADS).sort_by([("topic", "ascending"), ("code", "ascending")])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """The lost ledgers of a file of ``bookkeeper_ledgers``; runs in a task."""
+
+    lake: Lake
+    registered: Set[str]
+
+    def __call__(self, part: str) -> pa.Table:
+        """Those that are not closed, and those of cursors."""
+        not_closed, bare = pc.field("state") != "CLOSED", pc.field("problem") == Problem.EMPTY.value
+        schema = pa.schema([BOOKKEEPER_LEDGERS.field(name) for name in LOSS_COLUMNS])
+        wanted = not_closed | bare | pc.field("cursor").is_valid()
+        rows = pa.Table.from_batches(self.lake.batches([part], LOSS_COLUMNS, wanted), schema)
+        return lost_ledgers(rows, self.registered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topics:
+    """Files of three tables of a scan."""
+
+    lake: Lake
+    topics: Sequence[str]
+    managed_ledgers: Sequence[str]
+    managed_cursors: Sequence[str]
+
+    def undecodable(self) -> Iterator[dict[str, Any]]:
+        """Topics, and cursors, whose z-nodes could not be decoded."""
+        corrupt = pc.field("problem") == Problem.CORRUPT.value
+        for row in self._rows(self.managed_ledgers, ["managed_ledger", "topic", "error"], corrupt):
+            yield _row(row, LoadFailure.TOPIC_UNDECODABLE, row["error"] or "")
+        for row in self._rows(self.managed_cursors, ["managed_ledger", "topic", "cursor", "error"], corrupt):
+            yield _row(row, LoadFailure.CURSOR_UNDECODABLE, f"cursor {row['cursor']}: {row['error'] or ''}")
+
+    def of_last_ledgers(self, lost: pa.Table) -> Iterator[dict[str, Any]]:
+        """Topics that no broker has, whose last ledger is lost; a shadow topic's is not its own."""
+        losses = _by_ledger(lost, _OF_LAST_LEDGER)
+        if not losses:
+            return
+        here = pc.field("last_ledger_id").isin(pa.array(list(losses), pa.int64()))
+        rows = list(self._rows(self.topics, ["managed_ledger", "topic", "last_ledger_id"], IDLE & here))
+        shadows = {
+            row["managed_ledger"]
+            for row in self._rows(self.managed_ledgers, ["managed_ledger"], pc.field("shadow_source").is_valid())
+        }
+        for row in rows:
+            if row["managed_ledger"] not in shadows:
+                code, why = losses[row["last_ledger_id"]]
+                yield _row(row, code, f"last ledger {row['last_ledger_id']} {why}", ledger_id=row["last_ledger_id"])
+
+    def of_cursor_ledgers(self, lost: pa.Table) -> Iterator[dict[str, Any]]:
+        """Topics that no broker has, with a cursor whose ledger is lost."""
+        losses = _by_ledger(lost, _OF_CURSOR_LEDGER)
+        if not losses:
+            return
+        columns = ["managed_ledger", "topic", "cursor", "cursors_ledger_id"]
+        here = pc.field("cursors_ledger_id").isin(pa.array(list(losses), pa.int64()))
+        rows = list(self._rows(self.managed_cursors, columns, here))
+        owners = pa.array([row["managed_ledger"] for row in rows], pa.string())
+        free = pc.field("managed_ledger").isin(owners) & (UNLOADED | IDLE)
+        known = {row["managed_ledger"] for row in self._rows(self.topics, ["managed_ledger"], free)}
+        for row in rows:
+            if row["managed_ledger"] in known:
+                ledger_id = row["cursors_ledger_id"]
+                code, why = losses[ledger_id]
+                yield _row(row, code, f"ledger {ledger_id} of cursor {row['cursor']} {why}", ledger_id=ledger_id)
+
+    def _rows(self, parts: Sequence[str], columns: Sequence[str], where: pc.Expression) -> Iterator[dict[str, Any]]:
+        for batch in self.lake.batches(parts, columns, where):
+            yield from batch.to_pylist()
+
+
+def _by_ledger(lost: pa.Table, codes: Mapping[LedgerLoss, LoadFailure]) -> dict[int, tuple[LoadFailure, str]]:
+    """Code, and the rest of the sentence, of the ledgers whose loss is one of these."""
+    some = lost.filter(pc.is_in(lost.column("loss"), pa.array([one.value for one in codes])))
+    return {row["ledger_id"]: (codes[LedgerLoss(row["loss"])], _text(row)) for row in some.to_pylist()}
+
+
+def _text(lost: Mapping[str, Any]) -> str:
+    away = ", ".join(sorted(lost["away"]))
+    return {
+        LedgerLoss.UNRECOVERABLE: f"is not closed, and no broker can close it while {away} are not registered",
+        LedgerLoss.LAST_ENTRY_AWAY: f"has its last entry on {away} alone, which are not registered",
+        LedgerLoss.NO_METADATA: "has a z-node without data",
+    }[LedgerLoss(lost["loss"])]
+
+
+def _row(row: Mapping[str, Any], code: LoadFailure, why: str, *, ledger_id: int | None = None) -> dict[str, Any]:
+    topic = row["topic"] or row["managed_ledger"]
+    return {"topic": topic, "code": code.value, "cursor": row.get("cursor"), "ledger_id": ledger_id, "why": why}

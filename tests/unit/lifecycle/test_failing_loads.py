@@ -1,0 +1,119 @@
+"""Topics that no broker can load, over a scan of fakes and the bookies that are registered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.lifecycle.load.failing_loads import LoadFailure, failing_loads
+from pulsar_lifecycle.model import Topic
+from tests.kit.fakes.bookie_admin import FakeBookieAdmin
+from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
+from tests.kit.simulated.cluster import data_tags
+
+BOOKIE = "bookie-1:3181"
+
+
+class Loads:
+    """Topics of ``acme/orders``; every ledger is on one bookie."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scene = RetentionScene(folder, monkeypatch)
+        self.servers = self.scene.servers
+
+    def open_topic(self, name: str, **more: Any) -> int:
+        """A topic whose last ledger was never closed; that one."""
+        topic = named(name)
+        closed = self.servers.ledger(data_tags(topic))
+        last = self.servers.ledger(data_tags(topic), state=LedgerState.OPEN)
+        self.servers.topic(topic, [closed, last], **more)
+        return last
+
+    def subscribed(self, name: str, *, state: LedgerState = LedgerState.CLOSED) -> int:
+        """A topic at rest with a subscription that stands in a ledger; that ledger."""
+        topic = named(name)
+        self.servers.topic(topic, [self.servers.ledger(data_tags(topic))])
+        entry = self.servers.position_entry(at=1)
+        ledger = self.servers.ledger({**data_tags(topic), "pulsar/cursor": "s"}, state=state, entries=[entry])
+        self.servers.cursor(topic, "s", ledger=ledger)
+        return ledger
+
+    def found(self, *registered: str) -> pa.Table:
+        """While these bookies are registered."""
+        epoch = self.scene.scan()
+        bookies = FakeBookieAdmin(*registered)
+        connect = type("WithBookies", (self.scene.cluster.connect,), {"bookies": bookies})  # type: ignore[misc]
+        return failing_loads(replace(self.scene.cluster, connect=connect), epoch.epoch_id)
+
+    def failing(self, *registered: str) -> dict[str, str]:
+        """Codes by the last part of a topic's name."""
+        rows = self.found(*registered).to_pylist()
+        assert len({row["topic"] for row in rows}) == len(rows)
+        return {row["topic"].rpartition("/")[2]: row["code"] for row in rows}
+
+
+def named(name: str) -> Topic:
+    return Topic.parse(f"persistent://{NAMESPACE}/{name}")
+
+
+@pytest.fixture
+def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
+    return Loads(tmp_path, monkeypatch)
+
+
+def test_a_last_ledger_that_no_bookie_can_close_fails_the_load(loads: Loads) -> None:
+    loads.open_topic("died")
+    loads.scene.topic("at-rest", 100, 100)
+    assert loads.failing(BOOKIE) == {}
+    assert loads.failing("another:3181") == {"died": LoadFailure.LAST_LEDGER_UNRECOVERABLE}
+
+
+def test_what_a_broker_has_and_what_does_not_exist_fails_no_load(loads: Loads) -> None:
+    """A broker closes the ledger of a topic that it lets go; one that does not exist it drops from the list."""
+    loads.open_topic("loaded")
+    loads.servers.load(named("loaded"))
+    loads.servers.remove(loads.servers.path(loads.open_topic("gone")))
+    loads.open_topic("shadow", shadow_of=f"persistent://{NAMESPACE}/source")
+    topic = Topic.parse("persistent://pulsar/system/__transaction_log_0")
+    ledger = loads.servers.ledger(data_tags(topic), state=LedgerState.OPEN)
+    loads.servers.topic(topic, [ledger])
+    assert loads.failing() == {}
+
+
+def test_a_last_ledger_without_metadata_fails_the_load(loads: Loads) -> None:
+    loads.servers.put(loads.servers.path(loads.open_topic("bare")), b"")
+    assert loads.failing(BOOKIE) == {"bare": LoadFailure.LAST_LEDGER_BARE}
+
+
+def test_a_cursor_whose_ledger_cannot_be_read_fails_the_load(loads: Loads) -> None:
+    """One that was never closed makes the cursor go back instead."""
+    loads.subscribed("away")
+    loads.subscribed("never-closed", state=LedgerState.OPEN)
+    loads.subscribed("loaded")
+    loads.servers.load(named("loaded"))
+    assert loads.failing(BOOKIE) == {}
+    assert loads.failing() == {"away": LoadFailure.CURSOR_LEDGER_UNREADABLE}
+    loads.servers.put(loads.servers.path(loads.subscribed("bare")), b"")
+    assert loads.failing(BOOKIE) == {"bare": LoadFailure.CURSOR_LEDGER_UNREADABLE}
+
+
+def test_what_cannot_be_decoded_fails_the_load(loads: Loads) -> None:
+    loads.subscribed("cursor")
+    loads.servers.put(f"{loads.servers.topic_path(named('cursor'))}/s", b"\xff")
+    loads.subscribed("topic")
+    loads.servers.put(loads.servers.topic_path(named("topic")), b"\xff")
+    found = {"cursor": LoadFailure.CURSOR_UNDECODABLE, "topic": LoadFailure.TOPIC_UNDECODABLE}
+    assert loads.failing(BOOKIE) == found
+
+
+def test_each_says_which_ledger_and_which_bookies(loads: Loads) -> None:
+    died, away = loads.open_topic("died"), loads.subscribed("away")
+    found = {row["topic"]: row for row in loads.found().to_pylist()}
+    last, cursors = found[str(named("died"))], found[str(named("away"))]
+    assert (last["ledger_id"], cursors["ledger_id"], last["cursor"], cursors["cursor"]) == (died, away, None, "s")
+    assert all(BOOKIE in row["why"] for row in (last, cursors))
