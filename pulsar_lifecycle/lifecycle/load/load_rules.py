@@ -88,6 +88,9 @@ class LoadKept(StrEnum):
     NAMESPACE_DELETED = "namespace_deleted"
     """Its namespace is being deleted, or that broke off: its policies say `deleted`, and brokers load no topic of it.
     No setting lifts this."""
+    CURSORS_COME_LATER = "cursors_come_later"
+    """It has subscriptions, or other cursors, and brokers say `lazyCursorRecovery=true`: one that loads it knows none
+    of them at first, may trim or delete it as if it had none, and finds none to expire. No setting lifts this."""
     NOT_REPLICATED_HERE = "not_replicated_here"
     """Its replication clusters leave this cluster out: its broker would delete it whole at once, whatever is unread.
     No setting lifts this."""
@@ -359,7 +362,9 @@ def _monitored(
     subscriptions = {name for name in cursors if is_subscription(name, replicator)}
     sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
     stays = subscriptions - _expiring(cursors, row["namespace"], monitors, now)
-    found = [] if replication.here else [LoadKept.NOT_REPLICATED_HERE]
+    found = [LoadKept.CURSORS_COME_LATER] if monitors.lazy_cursors and row["durable_cursors"] != 0 else []
+    if not replication.here:
+        found.append(LoadKept.NOT_REPLICATED_HERE)
     if row["unsent"]:
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
     if row["unread"] and str(topic.partitioned_parent) in monitors.globally_expired:

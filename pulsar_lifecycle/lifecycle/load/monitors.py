@@ -44,11 +44,12 @@ _DELETED = "deleted"
 _COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
 _BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
 _DEDUPLICATES, _BROKER_DEDUPLICATES = "deduplicationEnabled", "brokerDeduplicationEnabled"
+_LAZY = "lazyCursorRecovery"
 BROKER_NAMES = frozenset(
     {
         *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
         *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER, _BROKER_COMPACTS),
-        _BROKER_DEDUPLICATES,
+        *(_BROKER_DEDUPLICATES, _LAZY),
     }
 )
 """What broker.conf calls all that brokers have a say in."""
@@ -93,6 +94,8 @@ class Monitors:
     takes them by :func:`_at_first`. ``replication`` is what is left to a topic by that and by what is in force.
     ``forgotten``: topics, or partitioned ones, with deduplication, for which it is off at first by that, or may be.
     ``deduplication``: 1 where it is on, else 0. A broker that loads a topic without it deletes its cursor.
+    ``lazy_cursors``: brokers have a topic loaded before they know its cursors, and take it for one without any
+    until a client asks for them (``ManagedLedgerImpl.initializeCursors``, ``PersistentTopic``).
     """
 
     ttl: InForce[int | None]
@@ -107,6 +110,7 @@ class Monitors:
     globally_expired: frozenset[str] = frozenset()
     forgotten: frozenset[str] = frozenset()
     deduplication: InForce[int | None] = field(default_factory=lambda: InForce({}))
+    lazy_cursors: bool = False
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
@@ -143,6 +147,7 @@ def monitors_in_force(layers: Layers) -> Monitors:
         _where_at_first(layers, _sooner),
         _where_at_first(layers, _forgets),
         _known(layers, layers.in_force(_DEDUPLICATES, _deduplication)),
+        layers.brokers.get(_LAZY) == "true",
     )
 
 

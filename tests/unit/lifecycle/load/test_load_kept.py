@@ -189,6 +189,21 @@ def test_a_topic_stays_whose_deduplication_counts_too_late(
 
 
 @pytest.mark.parametrize(
+    ("lazy", "cursor", "expected"),
+    [("true", True, "cursors_come_later"), ("true", False, None), ("false", True, None), (None, True, None)],
+)
+def test_a_topic_stays_whose_broker_would_not_know_its_subscriptions(
+    scene: LoadScene, lazy: str | None, cursor: bool, expected: str | None
+) -> None:
+    """Seen on 4.0.7: it has no subscription to expire, and the broker deletes it as one without any."""
+    scene.topic("a", 100, cursor=0 if cursor else None)
+    scene.servers.wait(1)
+    scene.configure(lazyCursorRecovery=lazy)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == expected
+
+
+@pytest.mark.parametrize(
     ("namespace", "brokers", "freed"), [(None, "false", True), (True, "false", False), (None, None, False)]
 )
 def test_a_load_frees_what_a_cursor_of_ended_deduplication_holds(
