@@ -325,3 +325,28 @@ def test_brokers_free_what_metadata_cannot_and_all_else_stays(
     for name in (aged.live, held):
         reader = aged.client.create_reader(name, pulsar.MessageId.earliest)
         assert [reader.read_next(60_000).data() for _ in CONTENTS] == CONTENTS
+
+
+def test_no_topic_is_loaded_whose_broker_would_not_know_its_subscriptions(
+    lone: Cluster, spark: None, tmp_path: Path
+) -> None:
+    """With ``lazyCursorRecovery`` one that loads a topic counts no subscription, and deletes it as one without any."""
+    namespace = new_namespace(lone, "lazy", BUNDLES)
+    subscribed, without = names = [f"persistent://{namespace}/{name}" for name in ("some", "none")]
+    for broker in lone.state.of_kind("broker"):
+        lone.restart(broker.name, {**QUIET, "lazyCursorRecovery": "true"})
+    try:
+        with pulsar_client(lone.service_url) as client, Admin(lone.admin_url) as admin:
+            keep_inactive_topics(admin, namespace)
+            for name in names:
+                filled(client, admin, name, subscribed=name != without, read=name != without)
+            no_retention(admin, namespace)
+            since = time.time()
+            wait_unlisted(lone, names)
+            wait_until_unloaded_counts(since)
+            _, rows = planned(pipeline_of(lone, tmp_path, [namespace]))
+            kept = {subscribed: LoadKept.CURSORS_COME_LATER, without: None}
+            assert {name: rows[name]["kept"] for name in names} == kept
+    finally:
+        for broker in lone.state.of_kind("broker"):
+            lone.restart(broker.name, QUIET)
