@@ -98,7 +98,9 @@ def freed_by_whom(
     own = [one for one in cursors if one.name in held_by]
     if own and all(one.name in expired for one in own):
         return f"{BY_LOAD}: {_EXPIRED}; or {moved_by}"
-    if not own or not all(one.unused_since and one.unused_kept in (None, InactiveKept.NOT_CHOSEN) for one in own):
+    if not (own and ways) or not all(
+        one.unused_since and one.unused_kept in (None, InactiveKept.NOT_CHOSEN) for one in own
+    ):
         return moved_by
     *unnamed, way = ways
     if any(one.unused_kept for one in own):
@@ -107,10 +109,15 @@ def freed_by_whom(
     return f"{way}{once}: {_INACTIVE}; or {moved_by}"
 
 
-def ways_of_inactive(settings: Settings, topic: Topic, *, loaded: bool) -> Sequence[str]:
-    """What deletes an inactive subscription of a topic; before it, the settings that would have to name the topic."""
+def ways_of_inactive(settings: Settings, topic: Topic, monitors: Monitors | None, *, loaded: bool) -> Sequence[str]:
+    """What deletes an inactive subscription of a topic; before it, the settings that would have to name the topic.
+
+    Nothing where no setting lets a broker load it for that. ``monitors``: None where they are not known.
+    """
     if loaded:
         return (_DELETED,)
+    if monitors and (monitors.lazy_cursors or str(topic.namespace) in monitors.deleted):
+        return ()
     own, load = holders(str(topic.namespace), str(topic)), settings.load
     said = {"`load.namespaces`": load.namespaces, "`load.inactive_subscriptions`": load.inactive_subscriptions}
     return (*(key for key, names in said.items() if frozenset(names).isdisjoint(own)), BY_LOAD)

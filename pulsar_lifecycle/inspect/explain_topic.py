@@ -199,7 +199,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     closed_until = _past_ttl(monitors, subject, shown_cursors, now)
     first, is_loaded = next(iter(shown_cursors), None), load.reason is LoadReason.LISTED
     moved_by = moved_by_whom(monitors, subject, first.name, first.holds, loaded=is_loaded) if first else ""
-    ways = ways_of_inactive(cluster.settings, subject, loaded=is_loaded)
+    ways = ways_of_inactive(cluster.settings, subject, monitors, loaded=is_loaded)
     held = tuple(
         _freed_by(
             one,

@@ -61,6 +61,20 @@ def test_what_lets_it_go_is_said_where_it_holds_a_ledger(
     assert found.ledgers[0].freed_by.startswith(f"{way}: {UNUSED}; or its consumers")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [lambda scene: scene.namespace(deleted=True), lambda scene: scene.configure(lazyCursorRecovery="true")],
+    ids=["its namespace is being deleted", "brokers would not know it"],
+)
+def test_no_load_is_named_that_no_setting_allows(
+    scene: ActivityScene, settings: Callable[[ActivityScene], None]
+) -> None:
+    settings(scene)
+    scene.change(inactive_subscriptions=())
+    scene.days(2)
+    assert explained(scene).ledgers[0].freed_by.startswith("its consumers")
+
+
 def test_one_that_is_kept_has_the_code_and_no_way_out(scene: ActivityScene, capsys: pytest.CaptureFixture[str]) -> None:
     scene.choose(kept_subscriptions=("s",))
     scene.days(2)
