@@ -271,6 +271,19 @@ def test_the_late_ones_turn_red_by_time_alone(scene: DelayedScene, instance: dg.
     assert (late.passed, late.metadata["findings"].value >= 1) == (False, True)
 
 
+def test_late_ones_are_not_known_once_the_scan_that_was_checked_is_set_aside(
+    scene: DelayedScene, instance: dg.DagsterInstance
+) -> None:
+    """The check is part of what follows each scan: such a run must not fail by it until somebody reads indexes."""
+    assert check(scene, instance)[1][LATE].passed
+    scene.cluster.lake.set_scans_aside("test", 1 << 50, "a restore", "me")
+    done = dg.Definitions(asset_checks=[late_messages_check("test")], resources=RESOURCES)
+    result = done.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    (late,) = result.get_asset_check_evaluations()
+    assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "check_delayed_index" in (late.description or "")
+
+
 def test_the_late_ones_are_looked_for_after_each_scan_once_indexes_were_read() -> None:
     @dg.asset(key=["test", "scan_coverage"])
     def scan_coverage() -> None:
