@@ -201,6 +201,8 @@ def condition(
     ``ended``: by id plans with nothing left to apply; ``newest``: that of the newest of its kind, if known;
     ``scans``: ids of the scans that count, if known.
     """
+    from pulsar_lifecycle.values.plans import age_text
+
     if end := (ended or {}).get(summary.plan_id):
         return end.text
     left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
@@ -210,6 +212,8 @@ def condition(
         return f"report-only, {show.counted(len(summary.gaps), 'gap')}"
     if left < 0:
         return "expired"
+    if summary.created_at > now:
+        return age_text(summary.created_at, now, 0)
     if scans is not None and summary.epoch_id not in scans:
         return "its scan was set aside, or is gone"
     if not summary.rows:
