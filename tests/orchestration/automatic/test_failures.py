@@ -23,6 +23,7 @@ from resources.lifecycle import LifecycleResource
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import SETTINGS
 
+OPEN = {"cron": "* * * * *", "duration": "1h"}
 SHUT = {"cron": "0 0 30 2 *", "duration": "1h"}
 """A window that never opens."""
 
@@ -107,7 +108,9 @@ def test_a_deletion_run_that_waited_does_not_begin_once_the_switch_is_off(
         assert not instance.get_latest_materialization_event(key("test", "ledger_deletions"))
 
 
-@pytest.mark.parametrize(("wanted", "begins"), [(True, True), (False, False), ({"window": SHUT}, False)])
+@pytest.mark.parametrize(
+    ("wanted", "begins"), [(True, True), (False, False), ({"window": OPEN}, True), ({"window": SHUT}, False)]
+)
 def test_a_deletion_run_that_waited_does_not_begin_where_the_settings_forbid_it_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool | dict[str, object], begins: bool
 ) -> None:
