@@ -208,15 +208,18 @@ class SimulatedCluster:
         entries: int = 1,
         counts: Mapping[int, int] | None = None,
         closed: Mapping[int, int] | None = None,
+        sizes: Mapping[int, int] | None = None,
     ) -> Topic:
         """The topic's z-node, listing ``ledgers``; 0 bytes for a topic that was never loaded.
 
-        A ledger has as many ``entries`` as its own of ``counts`` says, and was ``closed`` then (ms). A low watermark
-        that is there stays, as brokers keep all properties.
+        A ledger has as many ``entries`` as its own of ``counts`` says, as many bytes as of ``sizes``, and was
+        ``closed`` then (ms). A low watermark that is there stays, as brokers keep all properties.
         """
         many = [(i, (counts or {}).get(i, entries)) for i in ledgers]
+        said = sizes or {}
         infos = tuple(
-            LedgerInfo(i, n, n * ENTRY_BYTES, (closed or {}).get(i, 1), (offloaded or {}).get(i)) for i, n in many
+            LedgerInfo(i, n, said.get(i, n * ENTRY_BYTES), (closed or {}).get(i, 1), (offloaded or {}).get(i))
+            for i, n in many
         )
         path = self.topic_path(topic)
         properties = {SHADOW_SOURCE: shadow_of} if shadow_of else {}

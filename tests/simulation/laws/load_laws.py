@@ -16,7 +16,7 @@ from pulsar_lifecycle.run_settings import LoadSettings
 from pulsar_lifecycle.runs import control
 from tests.simulation.laws.deletion_laws import Violation
 from tests.simulation.world.model import ModelTopic
-from tests.simulation.world.policies import MINUTE, NO_SUBSCRIPTIONS, BrokerPolicies
+from tests.simulation.world.policies import MINUTE, NO_SUBSCRIPTIONS, BrokerPolicies, events_of
 from tests.simulation.world.world import World
 
 
@@ -33,7 +33,7 @@ class LoadLaws:
         self.loaded: set[str] = set()
         self.counts = Counter[str]()
         world.on_load, world.on_expire, world.on_unsubscribe = self.is_loaded, self.expires, self.unsubscribes
-        world.on_evict = self.evicts
+        world.on_evict, world.on_skip = self.evicts, self.expires_at_load
         self.used: dict[tuple[Topic, str], int] = {}
         world.admin.on_unsubscribe = self.deletes
 
@@ -47,12 +47,17 @@ class LoadLaws:
             self.ordered = None
 
     def is_loaded(self, topic: ModelTopic) -> None:
-        """No topic is loaded without order, by no run, nor without a note for whoever must unload it."""
+        """No topic is loaded without order, by no run, nor without a note for whoever must unload it.
+
+        A broker that loads a topic reads the policies of its namespace's topics, wherever these are.
+        """
         if self.ordered is None:
             if not self.world.interceptor.fired:  # else a run may ask of one that a broker had a moment ago
                 raise Violation(f"load: {topic.name} is loaded, and no run is at it that loads topics")
             return
         name, namespace = str(topic.name), str(topic.name.namespace)
+        if topic.name == events_of(topic.name.namespace) and namespace in self.settings.namespaces:
+            return
         if name not in self.ordered or namespace not in self.settings.namespaces:
             raise Violation(f"load: {name} is loaded without order")
         if not any(self.world.zookeeper.stat(path) for path in notes_of(topic)):
@@ -62,16 +67,25 @@ class LoadLaws:
 
     def expires(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
         """No message counts as acknowledged unless the TTL in force says so."""
-        ttl = self.policies.ttl.get(str(topic.name.namespace), 0)
+        self._past_ttl(topic, subscription, ledgers)
+        if subscription in NO_SUBSCRIPTIONS or subscription in self.policies.system_cursors:
+            raise Violation(f"load: {subscription} of {topic.name} is expired, which is no subscription")
+        self.counts["expired by order"] += len(ledgers)
+
+    def expires_at_load(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
+        """No broker drops unread messages of a topic that we had it load by a TTL that is not in force."""
+        if self.ordered is not None and str(topic.name) in self.loaded:
+            self._past_ttl(topic, subscription, ledgers)
+            self.counts["expired by global policies at loads"] += 1
+
+    def _past_ttl(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
+        ttl = self.policies.ttl_of(self.world, topic.name)
         for ledger in ledgers:
             age = self.world.time.now_ms() - self.world.written(ledger)
             if not ttl or age <= ttl * 1000:
                 raise Violation(
                     f"load: {subscription} of {topic.name} skips {ledger}, {age // 1000} s old, TTL {ttl} s"
                 )
-        if subscription in NO_SUBSCRIPTIONS or subscription in self.policies.system_cursors:
-            raise Violation(f"load: {subscription} of {topic.name} is expired, which is no subscription")
-        self.counts["expired by order"] += len(ledgers)
 
     def evicts(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
         """No broker drops unread messages of a topic that we had it load, unless that is ordered, too."""

@@ -6,7 +6,7 @@ Belongs here: one context manager per mutation, by what the product would do. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle import load_budget, unused_subscriptions
 from pulsar_lifecycle.lifecycle.load import (
     going_subscriptions,
@@ -94,6 +95,17 @@ def expire_for_everyone() -> AbstractContextManager[Any]:
     return patch.object(Monitors, "expires_messages", lambda self, cursor: True)
 
 
+def expire_by(taken: Callable[[TopicPolicies], TopicPolicies]) -> AbstractContextManager[Any]:
+    """Policies of topics are taken for others, as far as their TTL goes."""
+    real = monitors._ttl
+    return patch.object(monitors, "_ttl", lambda topic, *others: real(taken(topic), *others))
+
+
+def load_whatever_counts_at_first() -> AbstractContextManager[Any]:
+    """What brokers do by global policies, before the local ones count, is nobody's business."""
+    return patch.object(monitors, "_at_first", lambda _: None)
+
+
 def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
     """What brokers do by themselves to a topic that is loaded is nobody's business."""
     return patch.object(load_rules, "_monitored", lambda *_: list[Any]())
@@ -145,6 +157,11 @@ LOADS: Mapping[str, Mutation] = {
     "load without a note": load_without_a_note,
     "have brokers load topics for a scan": partial(ask_of_whatever_is_there, "acme/lending"),
     "expire messages younger than their TTL": expire_at_once,
+    "expire messages whatever the policies of topics say": partial(expire_by, lambda _: TopicPolicies()),
+    "expire messages whatever the global policies of topics say": partial(
+        expire_by, lambda one: TopicPolicies(one.local)
+    ),
+    "load topics whatever their global policies do at first": load_whatever_counts_at_first,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
     "let brokers drop backlogs meanwhile": brokers_may_evict,

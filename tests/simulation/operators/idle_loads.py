@@ -21,7 +21,7 @@ from tests.simulation.operators import idling
 from tests.simulation.operators.idling import NAMESPACES, Idling
 from tests.simulation.operators.operator import Operator
 from tests.simulation.world.model import ModelTopic
-from tests.simulation.world.policies import BrokerPolicies
+from tests.simulation.world.policies import BrokerPolicies, Retention
 
 EVERY, AT = 100, 38
 
@@ -63,7 +63,9 @@ class IdleLoads(Idling):
     def __init__(self, operator: Operator) -> None:
         self.partitioned = 0
         world = operator.world
-        world.policies = BrokerPolicies(dict.fromkeys(NAMESPACES, 0), system_cursors=frozenset({idling.AUDIT}))
+        world.policies = BrokerPolicies(
+            dict.fromkeys(NAMESPACES, Retention(0, 0)), system_cursors=frozenset({idling.AUDIT})
+        )
         super().__init__(operator)
         assert isinstance(self.laws, IdleLoadLaws)
         self.of_loads, world.on_load = self.laws, self._is_loaded

@@ -22,7 +22,7 @@ from tests.simulation.operators import retaining
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY, Retaining
 from tests.simulation.world.model import COMPACTION, Cursor, ModelTopic
-from tests.simulation.world.policies import MINUTE, QUOTA, BrokerPolicies
+from tests.simulation.world.policies import FOREVER, MINUTE, QUOTA, TTL, BrokerPolicies, Retention
 
 AT = 16
 ORDERED, UNORDERED = ("acme/loading", "acme/expiring"), "acme/lending"
@@ -32,6 +32,10 @@ STORM = (
     *("hours", "scan", "plan_retention", "apply_retention"),
 )
 """What an operator does of it once a scan covers the cluster."""
+RETAINED = (
+    *(Retention(0, 0), Retention(60, -1), Retention(60, -1), Retention(1440, -1), FOREVER),
+    *(Retention(60, 2), Retention(-1, 1)),
+)
 LONG = 1_000_000
 """A TTL (s) that nothing is past; of such a namespace a quota drops what is unread."""
 EVICTS = {"message_age": {"policy": "consumer_backlog_eviction", "limitTime": QUOTA, "limitSize": -1}}
@@ -71,14 +75,14 @@ class Loading(Retaining):
         *("grow", "hours", "scan", "plan_load", "load_topics"),
         *("work", "hours", "scan", "plan_retention", "apply_retention"),
     )
-    BESIDES = ("change", "load_topics", "plan_load", "move", "use")
+    BESIDES = ("change", "own", "load_topics", "plan_load", "move", "use")
     RUNS = Retaining.RUNS | {"plan_load", "load_topics"}
 
     def __init__(self, operator: Operator) -> None:
         world = operator.world
         self.policies = world.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}))
         self.laws = LoadLaws(world, self.policies, operator.settings.load)
-        super().__init__(operator, self.policies.retention)
+        super().__init__(operator, self.policies)
         self.loaded_at: dict[Topic, int] = {}
         world.on_load, world.known_to_broker = self._is_loaded, self._known
         self.counts = self.laws.counts
@@ -100,12 +104,12 @@ class Loading(Retaining):
         for namespace in self.NAMESPACES:
             self.set(namespace)
             if operator.random.random() < 0.5:
-                self._own(namespace)
+                self._take(namespace)
 
     def set(self, namespace: str) -> str:
         """A namespace gets other policies."""
         random = self.operator.random
-        self.policies.retention[namespace] = random.choice([0, 60, 60, 1440, -1])
+        self.policies.retention[namespace] = random.choice(RETAINED)
         self.policies.ttl[namespace] = random.choice([0, 3_600, 3_600, LONG])
         if self.policies.ttl[namespace] == LONG:
             self.policies.evicts.add(namespace)
@@ -128,7 +132,11 @@ class Loading(Retaining):
             "subscription_expiration_time_minutes": self.policies.expiry.get(namespace, 0),
         }
 
-    def _own(self, namespace: str) -> None:
+    def _own(self) -> dict[str, Any]:
+        ttl = self.operator.random.choice([None, 0, 3_600, 3_600, LONG])
+        return super()._own() | ({} if ttl is None else {TTL: ttl})
+
+    def _take(self, namespace: str) -> None:
         """The broker has the namespace's bundle."""
         self.world.admin.owning(Topic.parse(f"persistent://{namespace}/any"))
 
@@ -154,12 +162,16 @@ class Loading(Retaining):
             active = world.time.now_ms() - random.choice(ages) * MINUTE
             topic.cursors[name] = Cursor(at=at, active=active)
             world.store_cursor(topic, name)
+        if random.random() < 0.3:  # a load takes the global one first
+            for everywhere, ttl in ((False, random.choice([0, LONG])), (True, random.choice([1_800, 3_600]))):
+                done += f"; {self.say(topic.name, everywhere, {TTL: ttl})}"
         positions = {name: cursor.at for name, cursor in topic.cursors.items()}
         return f"{done}, {positions}"
 
     def move(self) -> str:
         """A cursor is set back, or a subscription is made: what a plan took for acknowledged is not any more."""
         topics = [t for t in self.world.model.topics.values() if str(t.name.namespace) in self.NAMESPACES and t.ledgers]
+        topics = [t for t in topics if not t.apart]
         if not topics:
             return "no topic to move a cursor of"
         topic, name = self.operator.random.choice(topics), self.operator.random.choice(["s", "new"])
@@ -224,14 +236,15 @@ class Loading(Retaining):
         return f"{summary.plan_id}: {rows.column('topic').to_pylist()}, actionable {summary.actionable}"
 
     def load_topics(self) -> str:
-        """Apply the newest plan."""
+        """Apply the newest plan, or only the first of its topics."""
         operator = self.operator
         plans = operator.lake.load_plans()
         if not plans:
             return "no plan of loads yet"
         run_id, (summary, rows) = operator._run_id("load"), operator.lake.load_plan(plans[-1].plan_id)
+        order = Order(summary.plan_id, summary.digest, limit=operator.random.choice([0, 0, 1]))
         self.world.trace = None
         with self.laws.run(*rows.column("topic").to_pylist()):
-            done = load_topics(operator.cluster, run_id, Order(summary.plan_id, summary.digest), dry_run=False)
+            done = load_topics(operator.cluster, run_id, order, dry_run=False)
         self.counts["freed by loads"] += sum(one.freed > 0 for one in done)
         return "; ".join(f"{one.topic} {one.outcome}: {one.why.text}" for one in done)

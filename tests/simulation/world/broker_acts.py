@@ -309,6 +309,7 @@ def begin_schema(world: World) -> Did | None:
 def delete_schema(world: World) -> Did | None:
     ids = sorted(s for s in world.model.schemas if world.zookeeper.stat(f"/schemas/{s}") is not None)
     pending = {sid for sid, _ in world.model.pending.values()}
+    pending |= {topic.name.schema_id for topic in world.model.topics.values() if topic.apart}
     ids = [s for s in ids if s not in pending and f"/schemas/{s}" not in world.corrupted]
     if not ids:
         return None

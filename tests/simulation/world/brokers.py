@@ -125,6 +125,7 @@ class Brokers(Truth):
             shadow_of=topic.shadow_of,
             counts={i: len(self.model.ledgers[i].entries) or 1 for i in topic.ledgers if i in self.model.ledgers},
             closed={i: self.closed(i) for i in topic.ledgers} if self.dates_ledgers else None,
+            sizes={i: self.size(i) for i in topic.ledgers} if self.dates_ledgers else None,
         )
 
     def store_cursor(self, topic: ModelTopic, name: str) -> None:
@@ -197,6 +198,16 @@ class Brokers(Truth):
         if self.policies and self.random.random() < 0.3:
             self.unsubscribe_expired(topic)
         self.evict(topic)
+        self._expire_at_first(topic)
+
+    def _expire_at_first(self, topic: ModelTopic) -> None:
+        """A broker takes a topic's global policies before its local ones, and expires by them at once."""
+        seconds = self.policies.ttl_at_first(self, topic.name) if self.policies else 0
+        for name in self.policies.subscriptions(topic) if self.policies and seconds else ():
+            first, passed = self.policies.past(self, topic, name, seconds)
+            if passed:
+                self.on_skip(topic, name, passed)
+                self.move_to(topic, name, first)
 
     def evict(self, topic: ModelTopic) -> None:
         """A broker drops unread messages that are beyond a backlog quota."""

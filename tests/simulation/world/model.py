@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
@@ -71,6 +72,15 @@ class Cursor:
     """Whether somebody broke its index of delayed messages, and nobody has repaired it since."""
 
 
+class PolicyEvent(NamedTuple):
+    """Policies of a topic by their Java names, global ones if ``everywhere``; None deletes them. ``ledger`` has it."""
+
+    ledger: int
+    topic: Topic
+    everywhere: bool
+    policies: Mapping[str, Any] | None
+
+
 @dataclass
 class ModelTopic:
     """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored. ``moved``: they
@@ -101,6 +111,8 @@ class ModelTopic:
     """When (ms) delayed messages are due, by (ledger, entry)."""
     first: tuple[bytes, ...] = ONE_ENTRY
     """What a broker writes to a new ledger of it."""
+    said: list[PolicyEvent] = field(default_factory=list)
+    """What a topic ``__change_events`` has of the policies of others, in its order."""
     stale: dict[int, OffloadContext | None] = field(default_factory=dict)
     """Offloads as its broker has them in memory, where we have written others since it loaded the topic."""
 

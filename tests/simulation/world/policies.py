@@ -1,39 +1,105 @@
 """By what brokers expire and trim the topics that they have loaded: TTL, subscription expiry, quotas, retention.
 
-Belongs here: what is due of a topic now. Not here: doing it (``world.py``), and who sets policies
-(``operators/loading.py``). Upstream: ``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``,
-``ManagedLedgerImpl.internalTrimLedgers``.
+Belongs here: which policy is in force of a topic, and what is due of it now. Not here: doing it (``world.py``), who
+sets policies (``operators/``), how topics' own are stored (``topic_policies.py``). Upstream:
+``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``, ``ManagedLedgerImpl.internalTrimLedgers``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pulsar_lifecycle.model import Namespace, Topic
 from tests.simulation.world.model import COMPACTION, ModelTopic
 
 if TYPE_CHECKING:
     from tests.simulation.world.truth import Truth
 
-MINUTE = 60_000
+MINUTE, MIB = 60_000, 1 << 20
 QUOTA = 60
 """Seconds after which a message is beyond a backlog quota."""
 NO_SUBSCRIPTIONS = (COMPACTION, "pulsar.dedup", "pulsar.repl.west")
 
 
+RETENTION, TTL = "retentionPolicies", "messageTTLInSeconds"
+"""What topics' own policies call them."""
+Said = Mapping[str, Any]
+
+
+class Retention(NamedTuple):
+    """How long, and how much of the newest (MiB), brokers keep; below 0 without end, 0 in either keeps nothing."""
+
+    minutes: int
+    mb: int
+
+    def said(self) -> dict[str, int]:
+        """As policies say it."""
+        return {"retentionTimeInMinutes": self.minutes, "retentionSizeInMB": self.mb}
+
+
+FOREVER = Retention(-1, -1)
+
+
+def events_of(namespace: Namespace) -> Topic:
+    """The topic that has the policies of a namespace's topics."""
+    return Topic(namespace, "__change_events")
+
+
 @dataclass
 class BrokerPolicies:
-    """Policies in force by namespace: ``retention`` and ``expiry`` in minutes, ``ttl`` in seconds.
+    """Policies of namespaces: ``retention``, ``expiry`` in minutes, ``ttl`` in seconds.
 
-    One that has none retains for ever, and expires nothing. ``evicts``: namespaces with a backlog quota by the age of
-    messages, of which brokers drop what is beyond it. ``system_cursors``: ``additionalSystemCursorNames``.
+    One that has none retains for ever, and expires nothing. ``of_topics``: whether topics have policies of their own.
+    ``evicts``: namespaces with a backlog quota by the age of messages, of which brokers drop what is beyond it.
+    ``system_cursors``: ``additionalSystemCursorNames``.
     """
 
-    retention: dict[str, int] = field(default_factory=dict)
+    retention: dict[str, Retention] = field(default_factory=dict)
     ttl: dict[str, int] = field(default_factory=dict)
     expiry: dict[str, int] = field(default_factory=dict)
     evicts: set[str] = field(default_factory=set)
     system_cursors: frozenset[str] = frozenset()
+    of_topics: bool = False
+
+    def own(self, world: Truth, topic: Topic) -> tuple[Said | None, Said | None]:
+        """What a topic has of its own, and what it shares with other clusters; None for nothing.
+
+        Its partitions share both. An event counts as long as its ledger is listed.
+        """
+        events, found = world.model.topics.get(events_of(topic.namespace)), dict[bool, Said | None]()
+        for one in events.said if events and self.of_topics else ():
+            if one.topic == topic.partitioned_parent and events and one.ledger in events.ledgers:
+                found[one.everywhere] = one.policies
+        return found.get(False), found.get(True)
+
+    def retention_of(self, world: Truth, topic: Topic) -> Retention:
+        """The retention in force of a topic: its own word, the one that it shares, that of its namespace."""
+        for policies in self.own(world, topic):
+            if said := (policies or {}).get(RETENTION):
+                return Retention(said["retentionTimeInMinutes"], said["retentionSizeInMB"])
+        return self.retention.get(str(topic.namespace), FOREVER)
+
+    def ttl_of(self, world: Truth, topic: Topic) -> int:
+        """The TTL in force of a topic, 0 for none."""
+        return self._ttl(topic, *self.own(world, topic))
+
+    def ttl_at_first(self, world: Truth, topic: Topic) -> int:
+        """The TTL by which a broker expires as it loads a topic that has local and global policies: without the local.
+
+        Upstream: ``PersistentTopic.initTopicPolicy``, which takes the global ones first. 0 for none.
+        """
+        local, everywhere = self.own(world, topic)
+        return 0 if local is None or everywhere is None else self._ttl(topic, everywhere)
+
+    def _ttl(self, topic: Topic, *own: Said | None) -> int:
+        said = (one.get(TTL) for one in own if one is not None)
+        return next((ttl for ttl in said if ttl is not None), self.ttl.get(str(topic.namespace), 0))
+
+    def subscriptions(self, topic: ModelTopic) -> list[str]:
+        """Those of its cursors whose messages brokers expire, and drop by quotas."""
+        return [one for one in topic.cursors if one not in NO_SUBSCRIPTIONS and one not in self.system_cursors]
 
     def past(self, world: Truth, topic: ModelTopic, name: str, seconds: int) -> tuple[int, list[int]]:
         """Of what a cursor needs, the ledgers whose messages are older, and the ledger behind these."""
@@ -50,20 +116,23 @@ class BrokerPolicies:
         """By subscription, where its broker moves it, and the ledgers with messages that it drops so."""
         if str(topic.name.namespace) not in self.evicts:
             return {}
-        names = [one for one in topic.cursors if one not in NO_SUBSCRIPTIONS and one not in self.system_cursors]
-        found = {name: self.past(world, topic, name, QUOTA) for name in names}
+        found = {name: self.past(world, topic, name, QUOTA) for name in self.subscriptions(topic)}
         return {name: (first, dropped) for name, (first, dropped) in found.items() if dropped}
 
     def due(self, world: Truth, topic: ModelTopic) -> list[int]:
-        """The first ledgers, past their retention, that every cursor has passed."""
-        minutes, found = self.retention.get(str(topic.name.namespace), -1), list[int]()
+        """The first ledgers, past their retention, that every cursor has passed; none of topics' policies.
+
+        There brokers make the cursor of a compaction as they load it, and it holds what no compaction has.
+        """
+        if topic.name == events_of(topic.name.namespace):
+            return []
+        keep, found = self.retention_of(world, topic.name), list[int]()
+        behind = sum(map(world.size, topic.ledgers))
         for ledger in topic.ledgers[:-1]:
+            behind -= world.size(ledger)
             age = world.time.now_ms() - world.closed(ledger)
-            if (
-                minutes < 0
-                or age < minutes * MINUTE
-                or not all(world.passed(c, ledger) for c in topic.cursors.values())
-            ):
+            past = 0 <= keep.minutes * MINUTE <= age or 0 <= keep.mb * MIB <= behind
+            if not past or not all(world.passed(c, ledger) for c in topic.cursors.values()):
                 break
             found.append(ledger)
         return found

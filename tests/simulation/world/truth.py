@@ -96,7 +96,7 @@ class Truth(SimulatedCluster):
         self.after_restore: list[Callable[[], None]] = []
         """What an operator sees to at once when the metadata store was restored."""
         self.dates_ledgers = False
-        """Whether topics say when their ledgers were closed."""
+        """Whether topics say when their ledgers were closed, and how big they are."""
         self.unloads_exactly = False
         """Whether an unload loads first what no broker has, and writes no topic's z-node, as by brokers 4.0.7. Else it
         writes that: more compare-and-sets fail."""
@@ -109,6 +109,8 @@ class Truth(SimulatedCluster):
         """Called before the product has a broker load a topic."""
         self.on_expire: Callable[[ModelTopic, str, Sequence[int]], None] = lambda topic, subscription, ledgers: None
         """Called with the ledgers that a subscription has expired, as the product asked for it."""
+        self.on_skip: Callable[[ModelTopic, str, Sequence[int]], None] = lambda topic, subscription, ledgers: None
+        """Called with the ledgers that its broker has expired of a subscription as it loaded the topic."""
         self.on_evict: Callable[[ModelTopic, str, Sequence[int]], None] = lambda topic, subscription, ledgers: None
         """Called when its broker drops unread messages of a subscription, of these ledgers, by a quota."""
         self.on_unsubscribe: Callable[[ModelTopic, str], None] = lambda topic, subscription: None
@@ -354,6 +356,11 @@ class Truth(SimulatedCluster):
         """When (ms) a ledger was closed."""
         made = self.model.ledgers.get(ledger)
         return self.closed_at.get(ledger, made.born if made else 1)
+
+    def size(self, ledger: int) -> int:
+        """How many bytes were written to a ledger."""
+        made = self.model.ledgers.get(ledger)
+        return sum(map(len, (made.entries if made else ()) or ONE_ENTRY))
 
     def full(self) -> bool:
         """Whether the cluster has as many ledgers as it may."""
