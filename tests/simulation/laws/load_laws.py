@@ -34,6 +34,7 @@ class LoadLaws:
         self.counts = Counter[str]()
         world.on_load, world.on_expire, world.on_unsubscribe = self.is_loaded, self.expires, self.unsubscribes
         world.on_evict, world.on_skip = self.evicts, self.expires_at_load
+        world.on_undeduplicated = self.forgets
         self.used: dict[tuple[Topic, str], int] = {}
         world.admin.on_unsubscribe = self.deletes
 
@@ -86,6 +87,13 @@ class LoadLaws:
                 raise Violation(
                     f"load: {subscription} of {topic.name} skips {ledger}, {age // 1000} s old, TTL {ttl} s"
                 )
+
+    def forgets(self, topic: ModelTopic) -> None:
+        """No broker forgets what producers sent to a topic that we had it load, while deduplication is on."""
+        if self.ordered is not None and str(topic.name) in self.loaded:
+            if self.policies.deduplicates(self.world, topic.name):
+                raise Violation(f"load: {topic.name} forgets what was sent to it, and its deduplication is on")
+            self.counts["deduplication ended by loads"] += 1
 
     def evicts(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
         """No broker drops unread messages of a topic that we had it load, unless that is ordered, too."""

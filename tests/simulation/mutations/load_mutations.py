@@ -106,9 +106,20 @@ def load_whatever_counts_at_first() -> AbstractContextManager[Any]:
     return patch.object(monitors, "_at_first", lambda _: None)
 
 
+def brokers_may_expire_sooner() -> AbstractContextManager[Any]:
+    """Whether brokers expire messages by a TTL that counts at first alone is nobody's business."""
+    return patch.object(monitors, "_sooner", lambda *_: False)
+
+
+def brokers_may_forget() -> AbstractContextManager[Any]:
+    """Whether brokers delete what a topic has for deduplication, as that is off at first, is nobody's business."""
+    return patch.object(monitors, "_forgets", lambda *_: False)
+
+
 def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
-    """What brokers do by themselves to a topic that is loaded is nobody's business."""
-    return patch.object(load_rules, "_monitored", lambda *_: list[Any]())
+    """Which subscriptions brokers delete by themselves of a topic that is loaded is nobody's business."""
+    real, code = load_rules._monitored, load_rules.LoadKept.SUBSCRIPTION_WOULD_EXPIRE
+    return patch.object(load_rules, "_monitored", lambda *said: [one for one in real(*said) if one is not code])
 
 
 def delete_what_is_used() -> AbstractContextManager[Any]:
@@ -162,6 +173,8 @@ LOADS: Mapping[str, Mutation] = {
         expire_by, lambda one: TopicPolicies(one.local)
     ),
     "load topics whatever their global policies do at first": load_whatever_counts_at_first,
+    "load topics whose TTL counts too late": brokers_may_expire_sooner,
+    "load topics whose deduplication counts too late": brokers_may_forget,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
     "let brokers drop backlogs meanwhile": brokers_may_evict,

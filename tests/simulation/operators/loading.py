@@ -22,7 +22,16 @@ from tests.simulation.operators import retaining
 from tests.simulation.operators.operator import Operator
 from tests.simulation.operators.retaining import EVERY, Retaining
 from tests.simulation.world.model import COMPACTION, Cursor, ModelTopic
-from tests.simulation.world.policies import FOREVER, MINUTE, QUOTA, TTL, BrokerPolicies, Retention
+from tests.simulation.world.policies import (
+    DEDUPLICATES,
+    DEDUPLICATION,
+    FOREVER,
+    MINUTE,
+    QUOTA,
+    TTL,
+    BrokerPolicies,
+    Retention,
+)
 
 AT = 16
 ORDERED, UNORDERED = ("acme/loading", "acme/expiring"), "acme/lending"
@@ -80,7 +89,9 @@ class Loading(Retaining):
 
     def __init__(self, operator: Operator) -> None:
         world = operator.world
-        self.policies = world.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}))
+        self.deduplicated = set[str]()
+        self.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}), deduplicated=self.deduplicated)
+        world.policies = self.policies
         self.laws = LoadLaws(world, self.policies, operator.settings.load)
         super().__init__(operator, self.policies)
         self.loaded_at: dict[Topic, int] = {}
@@ -96,6 +107,7 @@ class Loading(Retaining):
             "backlogQuotaDefaultLimitGB": "-1",
             "backlogQuotaDefaultLimitSecond": "-1",
             "brokerServiceCompactionThresholdInBytes": "0",
+            "brokerDeduplicationEnabled": "false",
             "brokerDeleteInactiveTopicsEnabled": "false",
             "brokerDeleteInactiveTopicsMode": "delete_when_no_subscriptions",
             "additionalSystemCursorNames": f"[{AUDIT}]",
@@ -115,6 +127,7 @@ class Loading(Retaining):
             self.policies.evicts.add(namespace)
         else:
             self.policies.evicts.discard(namespace)
+        self.deduplicated.add(namespace) if random.random() < 0.5 else self.deduplicated.discard(namespace)
         self.policies.expiry[namespace] = random.choice([60, 10_000] if namespace in ORDERED[1:] else [0, 0, 60])
         self.world.put(f"/admin/policies/{namespace}", self._policy(namespace))
         return f"{namespace} has {self._said(namespace)}"
@@ -128,13 +141,16 @@ class Loading(Retaining):
             **super()._said(namespace),
             "replication_clusters": ["fake", "west"],
             "backlog_quota_map": EVICTS if namespace in self.policies.evicts else {},
+            "deduplicationEnabled": namespace in self.deduplicated,
             "message_ttl_in_seconds": self.policies.ttl.get(namespace, 0),
             "subscription_expiration_time_minutes": self.policies.expiry.get(namespace, 0),
         }
 
     def _own(self) -> dict[str, Any]:
-        ttl = self.operator.random.choice([None, 0, 3_600, 3_600, LONG])
-        return super()._own() | ({} if ttl is None else {TTL: ttl})
+        random = self.operator.random
+        ttl, deduplicates = random.choice([None, 0, 3_600, 3_600, LONG]), random.choice([None, None, True, False])
+        said = {TTL: ttl, DEDUPLICATES: deduplicates}
+        return super()._own() | {name: value for name, value in said.items() if value is not None}
 
     def _take(self, namespace: str) -> None:
         """The broker has the namespace's bundle."""
@@ -157,16 +173,26 @@ class Loading(Retaining):
         if str(topic.name.namespace) in ORDERED[1:] and random.random() < 0.7:
             places, others, ages = places[:1], [0], [200, 20_000, 20_000]  # all waits for one that may have expired
         world.wait_ms(1)  # brokers write cursors after they made the last ledger
-        for name in ("s", *random.sample(["t", AUDIT, COMPACTION, "pulsar.repl.west"], random.choice(others))):
+        kinds = ["t", AUDIT, COMPACTION, "pulsar.repl.west", DEDUPLICATION]
+        for name in ("s", *random.sample(kinds, random.choice(others))):
             at = random.choice(places)
             active = world.time.now_ms() - random.choice(ages) * MINUTE
             topic.cursors[name] = Cursor(at=at, active=active)
             world.store_cursor(topic, name)
-        if random.random() < 0.3:  # a load takes the global one first
-            for everywhere, ttl in ((False, random.choice([0, LONG])), (True, random.choice([1_800, 3_600]))):
-                done += f"; {self.say(topic.name, everywhere, {TTL: ttl})}"
+        if random.random() < 0.4:
+            done += f"; {self._overrule(topic)}"
         positions = {name: cursor.at for name, cursor in topic.cursors.items()}
         return f"{done}, {positions}"
+
+    def _overrule(self, topic: ModelTopic) -> str:
+        """Local policies overrule global ones, by which a load would expire messages, or forget what was sent."""
+        random = self.operator.random
+        shared = random.choice([{TTL: random.choice([1_800, 3_600])}, {DEDUPLICATES: False}])
+        if DEDUPLICATES in shared:
+            topic.cursors[DEDUPLICATION] = Cursor(at=topic.ledgers[-1])
+            self.world.store_cursor(topic, DEDUPLICATION)
+        local = self.say(topic.name, False, {TTL: random.choice([0, LONG]), DEDUPLICATES: True})
+        return f"{local}; {self.say(topic.name, True, shared)}"
 
     def move(self) -> str:
         """A cursor is set back, or a subscription is made: what a plan took for acknowledged is not any more."""

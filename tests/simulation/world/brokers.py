@@ -20,6 +20,7 @@ from tests.kit.fakes.object_store import OpenUpload
 from tests.kit.simulated.cluster import BROKER
 from tests.kit.simulated.offloaded import BUCKET, kept_objects_of, metadata
 from tests.simulation.world.model import LISTING_LAG, ONE_ENTRY, Ledger, ModelTopic, tags_of
+from tests.simulation.world.policies import DEDUPLICATION
 from tests.simulation.world.truth import Truth
 
 
@@ -198,10 +199,13 @@ class Brokers(Truth):
         if self.policies and self.random.random() < 0.3:
             self.unsubscribe_expired(topic)
         self.evict(topic)
-        self._expire_at_first(topic)
+        self._act_at_first(topic)
 
-    def _expire_at_first(self, topic: ModelTopic) -> None:
-        """A broker takes a topic's global policies before its local ones, and expires by them at once."""
+    def _act_at_first(self, topic: ModelTopic) -> None:
+        """A broker takes a topic's global policies before its local ones, and acts by them at once."""
+        if self.policies and DEDUPLICATION in topic.cursors and self.policies.forgets(self, topic.name):
+            self.on_undeduplicated(topic)
+            self.delete_cursor(topic, DEDUPLICATION)
         seconds = self.policies.ttl_at_first(self, topic.name) if self.policies else 0
         for name in self.policies.subscriptions(topic) if self.policies and seconds else ():
             first, passed = self.policies.past(self, topic, name, seconds)

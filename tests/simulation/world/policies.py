@@ -7,7 +7,7 @@ sets policies (``operators/``), how topics' own are stored (``topic_policies.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 MINUTE, MIB = 60_000, 1 << 20
 QUOTA = 60
 """Seconds after which a message is beyond a backlog quota."""
-NO_SUBSCRIPTIONS = (COMPACTION, "pulsar.dedup", "pulsar.repl.west")
+DEDUPLICATION = "pulsar.dedup"
+"""The cursor that stands where deduplication has stored what producers sent."""
+NO_SUBSCRIPTIONS = (COMPACTION, DEDUPLICATION, "pulsar.repl.west")
 
-
-RETENTION, TTL = "retentionPolicies", "messageTTLInSeconds"
+RETENTION, TTL, DEDUPLICATES = "retentionPolicies", "messageTTLInSeconds", "deduplicationEnabled"
 """What topics' own policies call them."""
 Said = Mapping[str, Any]
 
@@ -53,7 +54,8 @@ class BrokerPolicies:
 
     One that has none retains for ever, and expires nothing. ``of_topics``: whether topics have policies of their own.
     ``evicts``: namespaces with a backlog quota by the age of messages, of which brokers drop what is beyond it.
-    ``system_cursors``: ``additionalSystemCursorNames``.
+    ``system_cursors``: ``additionalSystemCursorNames``. ``deduplicated``: namespaces with deduplication; None: nobody
+    switches that on or off.
     """
 
     retention: dict[str, Retention] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class BrokerPolicies:
     evicts: set[str] = field(default_factory=set)
     system_cursors: frozenset[str] = frozenset()
     of_topics: bool = False
+    deduplicated: set[str] | None = None
 
     def own(self, world: Truth, topic: Topic) -> tuple[Said | None, Said | None]:
         """What a topic has of its own, and what it shares with other clusters; None for nothing.
@@ -83,19 +86,30 @@ class BrokerPolicies:
 
     def ttl_of(self, world: Truth, topic: Topic) -> int:
         """The TTL in force of a topic, 0 for none."""
-        return self._ttl(topic, *self.own(world, topic))
+        return _said(TTL, self.own(world, topic), self.ttl.get(str(topic.namespace), 0))
 
     def ttl_at_first(self, world: Truth, topic: Topic) -> int:
-        """The TTL by which a broker expires as it loads a topic that has local and global policies: without the local.
+        """The TTL by which a broker expires as it loads a topic that has local and global policies, 0 for none."""
+        ttl = _said(TTL, self._at_first(world, topic), self.ttl.get(str(topic.namespace), 0))
+        return ttl if all(one is not None for one in self.own(world, topic)) else 0
 
-        Upstream: ``PersistentTopic.initTopicPolicy``, which takes the global ones first. 0 for none.
+    def deduplicates(self, world: Truth, topic: Topic) -> bool:
+        """Whether deduplication is on for a topic."""
+        return _said(DEDUPLICATES, self.own(world, topic), str(topic.namespace) in (self.deduplicated or ()))
+
+    def forgets(self, world: Truth, topic: Topic) -> bool:
+        """Whether a broker that loads a topic finds deduplication off, and deletes its cursor."""
+        by_namespace = str(topic.namespace) in (self.deduplicated or ())
+        known = self.deduplicated is not None
+        return known and not _said(DEDUPLICATES, self._at_first(world, topic), by_namespace)
+
+    def _at_first(self, world: Truth, topic: Topic) -> tuple[Said | None, ...]:
+        """A topic's own policies as a broker takes them that loads it: global ones first, then the local ones.
+
+        Upstream: ``PersistentTopic.initTopicPolicy``.
         """
         local, everywhere = self.own(world, topic)
-        return 0 if local is None or everywhere is None else self._ttl(topic, everywhere)
-
-    def _ttl(self, topic: Topic, *own: Said | None) -> int:
-        said = (one.get(TTL) for one in own if one is not None)
-        return next((ttl for ttl in said if ttl is not None), self.ttl.get(str(topic.namespace), 0))
+        return (local, everywhere) if local is None or everywhere is None else (everywhere,)
 
     def subscriptions(self, topic: ModelTopic) -> list[str]:
         """Those of its cursors whose messages brokers expire, and drop by quotas."""
@@ -145,3 +159,9 @@ class BrokerPolicies:
             for name, cursor in topic.cursors.items()
             if limit and name not in NO_SUBSCRIPTIONS and cursor.active and now - cursor.active > limit
         ]
+
+
+def _said(name: str, own: Sequence[Said | None], inherited: Any) -> Any:
+    """A policy by the first of a topic's own that has it, else as its namespace has it."""
+    said = (one.get(name) for one in own if one is not None)
+    return next((value for value in said if value is not None), inherited)

@@ -115,6 +115,8 @@ class Truth(SimulatedCluster):
         """Called when its broker drops unread messages of a subscription, of these ledgers, by a quota."""
         self.on_unsubscribe: Callable[[ModelTopic, str], None] = lambda topic, subscription: None
         """Called when its broker deletes a subscription as it has expired."""
+        self.on_undeduplicated: Callable[[ModelTopic], None] = lambda topic: None
+        """Called when its broker deletes what a topic has for deduplication, as it loads it."""
         self.on_forget: Callable[[ModelTopic], None] = lambda topic: None
         """Called when a broker forgets what it has in memory of a topic."""
         self.known_to_broker: Callable[[ModelTopic, str], int] = lambda topic, subscription: 0
