@@ -13,6 +13,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.scan.snapshot_memory import Memory
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.policies import Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -32,6 +33,7 @@ CODES: tuple[type[StrEnum], ...] = (
     Finding,
     InactiveKept,
     LoadKept,
+    LoadLoss,
     LoadReason,
     LoadStep,
     Memory,

@@ -24,13 +24,14 @@ from pulsar_lifecycle.formats.cursor import ManagedCursorInfo, PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.lifecycle.activity.reported_unused import unused_subscriptions
-from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, REPLICATOR, Monitors
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import cursor_state, last_entries_of, metadata_of
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.load_losses import DEDUPLICATION, REPLICATOR
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.owner_names import holders
 from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
@@ -68,7 +69,7 @@ def moved_by_whom(
 
     It sends while a broker has the topic ``loaded``, and at no other time.
     """
-    if monitors and monitors.replicates(cursor) and (replication := monitors.replication.of(topic)):
+    if monitors and monitors.replicates(cursor) and (replication := monitors.at_load.replication.of(topic)):
         if not replication.here:
             return _NOT_HERE
         if cursor.rpartition(".")[2] not in replication.elsewhere:
@@ -116,7 +117,7 @@ def ways_of_inactive(settings: Settings, topic: Topic, monitors: Monitors | None
     """
     if loaded:
         return (_DELETED,)
-    if monitors and (monitors.lazy_cursors or str(topic.namespace) in monitors.deleted):
+    if monitors and (monitors.at_load.lazy_cursors or str(topic.namespace) in monitors.at_load.deleted):
         return ()
     own, load = holders(str(topic.namespace), str(topic)), settings.load
     said = {"`load.namespaces`": load.namespaces, "`load.inactive_subscriptions`": load.inactive_subscriptions}

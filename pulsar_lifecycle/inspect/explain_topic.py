@@ -33,9 +33,8 @@ from pulsar_lifecycle.inspect.cursor_holds import (
     with_unused,
 )
 from pulsar_lifecycle.lifecycle.held.open_ledgers import ROLLOVER_NAMES, OpenCause, Rollover, with_causes
-from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
-from pulsar_lifecycle.lifecycle.load.one_topic import kept_code, load_row
+from pulsar_lifecycle.lifecycle.load.one_topic import Keeps, kept_code, load_row
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import named_positions, retention_topics, with_shadow_sources
 from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
@@ -129,7 +128,7 @@ class TopicExplanation:
     warnings: tuple[str, ...]
     epoch_id: str
     open_causes: tuple[OpenCause, ...] = ()
-    load_kept: LoadKept | RetentionVerdict | Protection | None = None
+    load_kept: Keeps | None = None
 
 
 def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicExplanation:

@@ -41,6 +41,7 @@ CODES = (
     ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
     ("Why no broker can load a topic", "pulsar_lifecycle.lifecycle.load.failing_loads.LoadFailure"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
+    ("What a topic loses by a load", "pulsar_lifecycle.topics.load_losses.LoadLoss"),
     ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
     ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.UseEvidence"),
     ("What keeps an inactive topic or subscription", "pulsar_lifecycle.values.plans.inactive_plan.InactiveKept"),

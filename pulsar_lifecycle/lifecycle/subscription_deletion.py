@@ -17,7 +17,7 @@ from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.queries import filed_since
-from pulsar_lifecycle.lifecycle.load.monitors import Monitors, is_subscription
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, JournalRow, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -25,6 +25,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer, details_of
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.load_losses import is_subscription
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase

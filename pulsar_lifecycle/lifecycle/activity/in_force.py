@@ -8,13 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.lifecycle.load.monitors import (
-    BROKER_NAMES,
-    REPLICATOR,
-    Replication,
-    monitors_in_force,
-)
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, monitors_in_force
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.load_losses import REPLICATOR, Replication
 from pulsar_lifecycle.topics.policies import InForce, owners_keep
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
@@ -50,7 +46,7 @@ def in_force_now(cluster: Cluster, namespaces: set[str]) -> tuple[InForceNow, tu
     if differing:
         return nothing, differing
     monitors = monitors_in_force(layers)
-    replicated, keep = _sent(monitors.replication), owners_keep(layers)
+    replicated, keep = _sent(monitors.at_load.replication), owners_keep(layers)
     undecodable = tuple(layers.undecodable.values())
     said = function_subscriptions(cluster)
     functions, unknown = (None, (said.unknown,)) if said.unknown else (said.names, ())

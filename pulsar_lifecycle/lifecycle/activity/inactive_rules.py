@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, REPLICATOR
+from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.model import COMPACTION_CURSOR, PARTITION_SUFFIX
+from pulsar_lifecycle.topics.load_losses import DEDUPLICATION, REPLICATOR
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 from pulsar_lifecycle.values.plans.inactive_plan import (

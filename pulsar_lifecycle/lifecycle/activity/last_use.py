@@ -24,8 +24,8 @@ from pulsar_lifecycle.lifecycle.activity.activity_tables import (
     TOPIC_ACTIVITY,
     UseEvidence,
 )
-from pulsar_lifecycle.lifecycle.load.monitors import is_subscription
 from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.topics.load_losses import is_subscription
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.topic_load import LoadReason, LoadState
 

@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.lifecycle.load.monitors import DEDUPLICATION, FUNCTION, Monitors, by_topic
+from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION, Monitors, by_topic
 from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.topics.load_losses import DEDUPLICATION
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 

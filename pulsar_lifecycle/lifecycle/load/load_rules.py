@@ -25,21 +25,13 @@ from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
     inactive_subscriptions,
 )
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import LedgersOnceLoaded, TopicTables
-from pulsar_lifecycle.lifecycle.load.monitors import (
-    DEDUPLICATION,
-    FUNCTION,
-    LEFT_LOADED,
-    REPLICATOR,
-    Monitors,
-    TopicDeletion,
-    by_topic,
-    is_subscription,
-)
+from pulsar_lifecycle.lifecycle.load.monitors import FUNCTION, LEFT_LOADED, Monitors, TopicDeletion, by_topic
 from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.listed_ledgers import on_disk
+from pulsar_lifecycle.topics.load_losses import REPLICATOR, LoadLoss, is_subscription
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 from pulsar_lifecycle.values.owner_names import holders
@@ -85,28 +77,8 @@ class LoadKept(StrEnum):
     """It has a compaction threshold, be it a global one beside its own, and `load.compaction` does not name it: its
     broker would begin a compaction, as more than that waits for one, or make a cursor `__compaction` before all its
     messages, which holds its ledgers until a compaction has read them."""
-    NAMESPACE_DELETED = "namespace_deleted"
-    """Its namespace is being deleted, or that broke off: its policies say `deleted`, and brokers load no topic of it.
-    No setting lifts this."""
-    CURSORS_COME_LATER = "cursors_come_later"
-    """It has subscriptions, or other cursors, and brokers say `lazyCursorRecovery=true`: one that loads it knows none
-    of them at first, may trim or delete it as if it had none, and finds none to expire. No setting lifts this."""
-    NOT_REPLICATED_HERE = "not_replicated_here"
-    """Its replication clusters leave this cluster out: its broker would delete it whole at once, whatever is unread.
-    No setting lifts this."""
     REPLICATION_WOULD_EXPIRE = "replication_would_expire"
     """A replicator has not sent all, and its broker drops what is past its TTL. No setting lifts this."""
-    REPLICATOR_WOULD_BE_DELETED = "replicator_would_be_deleted"
-    """Its broker would delete a replicator's cursor, with what that has not sent yet: its replication clusters do not
-    name that cluster any more. No setting lifts this."""
-    GLOBAL_TTL_WOULD_EXPIRE = "global_ttl_would_expire"
-    """It has unread messages, and global policies beside its own. A broker that loads it takes the global ones first,
-    and drops what is past their TTL, or the namespace's where they have none; its own is longer, or none. No setting
-    lifts this."""
-    DEDUPLICATION_WOULD_FORGET = "deduplication_would_forget"
-    """It has deduplication, and global policies beside its own. A broker that loads it takes the global ones first: by
-    these, or the namespace where they say nothing of it, deduplication is off, and the broker deletes `pulsar.dedup`,
-    with what producers have sent by then. What they send again would be stored again. No setting lifts this."""
     MONITORS_UNKNOWN = "monitors_unknown"
     """What its broker would do by TTL, subscription expiry, backlog quota, inactivity, replication and compaction is
     not known, or by which names functions subscribe."""
@@ -341,38 +313,31 @@ def _cursors(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, 
 
 def _monitored(
     row: Mapping[str, Any], cursors: Mapping[str, int | None], monitors: Monitors, now: int
-) -> list[LoadKept]:
-    """What its broker would do to a topic that stays loaded for ``LEFT_LOADED``, however short we mean to load it.
+) -> list[LoadKept | LoadLoss]:
+    """What its broker would do to a topic at its load, or while it stays loaded for ``LEFT_LOADED``.
 
-    ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``: that of a replicator has not, and
-    there is a TTL. ``compacts``: by its threshold ``compaction``, a compaction or the cursor of one would begin.
+    However short we mean to load it. ``unread``: a cursor has not acknowledged all of it, or may not have. ``unsent``:
+    that of a replicator has not, and there is a TTL. ``compacts``: by its threshold ``compaction``, a compaction or the
+    cursor of one would begin.
     """
-    if row["namespace"] in monitors.deleted:
-        return [LoadKept.NAMESPACE_DELETED]
     topic = Topic.parse(row["topic"])
+    lost = monitors.at_load.all_of(topic, cursors, has_cursors=row["durable_cursors"] != 0, unread=row["unread"])
+    if LoadLoss.NAMESPACE_DELETED in lost:
+        return [*lost]
     expiry = monitors.expiry.get(row["namespace"])
     known = row["namespace"] in monitors.deletion.by_namespace
     deletion: TopicDeletion | None = monitors.deletion.of(topic) if known else None
     evicted = monitors.eviction.of(topic) if known and row["unread"] else False
-    replication, replicator = monitors.replication.of(topic) if known else None, monitors.replicator
-    if expiry is None or deletion is None or replication is None or replicator is None:
+    replicator = monitors.replicator
+    if expiry is None or deletion is None or replicator is None or LoadLoss.LOSS_UNKNOWN in lost:
         return [LoadKept.MONITORS_UNKNOWN]
     if evicted is None or row["ttl"] is None or row["compaction"] is None:
         return [LoadKept.MONITORS_UNKNOWN]
     subscriptions = {name for name in cursors if is_subscription(name, replicator)}
-    sends = {name.rpartition(".")[2] for name in cursors if name.startswith(replicator)}
     stays = subscriptions - _expiring(cursors, row["namespace"], monitors, now)
-    found = [LoadKept.CURSORS_COME_LATER] if monitors.lazy_cursors and row["durable_cursors"] != 0 else []
-    if not replication.here:
-        found.append(LoadKept.NOT_REPLICATED_HERE)
+    found: list[LoadKept | LoadLoss] = [*lost]
     if row["unsent"]:
         found.append(LoadKept.REPLICATION_WOULD_EXPIRE)
-    if row["unread"] and str(topic.partitioned_parent) in monitors.globally_expired:
-        found.append(LoadKept.GLOBAL_TTL_WOULD_EXPIRE)
-    if DEDUPLICATION in cursors and str(topic.partitioned_parent) in monitors.forgotten:
-        found.append(LoadKept.DEDUPLICATION_WOULD_FORGET)
-    if not sends <= replication.elsewhere:
-        found.append(LoadKept.REPLICATOR_WOULD_BE_DELETED)
     if len(stays) < len(subscriptions):
         found.append(LoadKept.SUBSCRIPTION_WOULD_EXPIRE)
     if deletion.on and not (deletion.unsubscribed_only and stays):
@@ -402,7 +367,7 @@ def _never_going(cursors: Collection[str], monitors: Monitors, choice: LoadChoic
 
 def _kept(
     row: Mapping[str, Any],
-    would: Collection[LoadKept],
+    would: Collection[LoadKept | LoadLoss],
     choice: LoadChoice,
     never: Collection[str],
     named: Collection[str],
@@ -418,7 +383,7 @@ def _kept(
     if row["durable_cursors"] is None or (row["durable_cursors"] and row["slowest_ledger_id"] is None):
         return str(RetentionVerdict.UNKNOWN_CURSOR)
     names = holders(row["namespace"], row["topic"])
-    ordered = {
+    ordered: dict[StrEnum, frozenset[str]] = {
         LoadKept.SUBSCRIPTION_WOULD_EXPIRE: frozenset[str]() if named else choice.subscription_expiry,
         LoadKept.TOPIC_WOULD_BE_DELETED: frozenset[str]() if never else choice.topic_deletion,
         LoadKept.BACKLOG_WOULD_BE_EVICTED: choice.backlog_eviction,

@@ -46,6 +46,7 @@ from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
@@ -442,7 +443,7 @@ def _more(now: Sequence[int], then: Sequence[int]) -> bool:
 
 
 def _code(kept: str) -> Any:
-    for codes in (LoadKept, RetentionVerdict, Protection):
+    for codes in (LoadKept, LoadLoss, RetentionVerdict, Protection):
         if kept in set(codes):
             return codes(kept)
     raise ValueError(kept)

@@ -1,14 +1,15 @@
 """What a broker does by itself to a topic that it has loaded: expiry, quotas, inactivity, replication, compaction.
 
-Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: reading them
-(``topics/retention_now.py``), which topics that concerns (``lifecycle/load/load_rules.py``). Upstream:
+Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: what a topic loses by the load
+itself (``topics/load_losses.py``), reading policies (``topics/retention_now.py``), which topics that concerns
+(``lifecycle/load/load_rules.py``). Upstream:
 ``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions``, ``checkGC``, ``checkCompaction``,
 ``checkReplication`` and ``removeOrphanReplicationCursors``, ``BrokerService``, ``BacklogQuotaManager``, Pulsar 4.0.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,42 +17,37 @@ import pyarrow as pa
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic
-from pulsar_lifecycle.topics.policies import (
-    CLUSTERS,
-    INACTIVE,
-    InForce,
-    Layers,
-    cluster_names,
-    replication_clusters,
-    topics_have_policies,
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.topics.load_losses import (
+    DEDUPLICATES,
+    LOSS_NAMES,
+    TTL,
+    LoadLosses,
+    at_first,
+    broker_number,
+    deduplicates,
+    is_subscription,
+    losses_in_force,
+    ttl,
+    where_known,
 )
+from pulsar_lifecycle.topics.policies import INACTIVE, InForce, Layers
 
-_TTL = "messageTTLInSeconds"
-_BROKER_TTL = "ttlDurationDefaultInSeconds"
 _BROKER_EXPIRY = "subscriptionExpirationTimeMinutes"
 _BROKER_DELETES, _BROKER_MODE = "brokerDeleteInactiveTopicsEnabled", "brokerDeleteInactiveTopicsMode"
 _SYSTEM_CURSORS = "additionalSystemCursorNames"
-_REPLICATOR = "replicatorPrefix"
 _UNSUBSCRIBED = "delete_when_no_subscriptions"
 _QUOTA_CHECKED, _QUOTA_POLICY = "backlogQuotaCheckEnabled", "backlogQuotaDefaultRetentionPolicy"
 _QUOTA_BYTES, _QUOTA_GB = "backlogQuotaDefaultLimitBytes", "backlogQuotaDefaultLimitGB"
 _QUOTA_SECONDS = "backlogQuotaDefaultLimitSecond"
 _QUOTAS, _NAMESPACE_QUOTAS = "backLogQuotaMap", "backlog_quota_map"
 _EVICTS = "consumer_backlog_eviction"
-_ALLOWED, _CLUSTER = "allowed_clusters", "clusterName"
-_DELETED = "deleted"
 _COMPACTS, _NAMESPACE_COMPACTS = "compactionThreshold", "compaction_threshold"
 _BROKER_COMPACTS = "brokerServiceCompactionThresholdInBytes"
-_DEDUPLICATES, _BROKER_DEDUPLICATES = "deduplicationEnabled", "brokerDeduplicationEnabled"
-_LAZY = "lazyCursorRecovery"
-BROKER_NAMES = frozenset(
-    {
-        *(_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS, _REPLICATOR),
-        *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _CLUSTER, _BROKER_COMPACTS),
-        *(_BROKER_DEDUPLICATES, _LAZY),
-    }
-)
+BROKER_NAMES = LOSS_NAMES | {
+    *(_BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS),
+    *(_QUOTA_CHECKED, _QUOTA_POLICY, _QUOTA_BYTES, _QUOTA_GB, _QUOTA_SECONDS, _BROKER_COMPACTS),
+}
 """What broker.conf calls all that brokers have a say in."""
 
 CURSOR_ALONE = (1 << 63) - 1
@@ -59,8 +55,6 @@ CURSOR_ALONE = (1 << 63) - 1
 LEFT_LOADED = 86_400_000
 """How long (ms) a run that dies may leave a topic loaded, until the next one unloads it."""
 
-DEDUPLICATION, REPLICATOR = "pulsar.dedup", "pulsar.repl."
-"""Cursors that are no subscriptions of clients; a replicator's name begins so by default."""
 FUNCTION = r"^(?:[^/]+/[^/]+/[^/]+|participants)$"
 """Functions, sinks and sources subscribe as ``tenant/namespace/name`` (``FunctionCommon.getFullyQualifiedName``),
 their workers to elect a leader as ``participants`` (``MembershipManager``)."""
@@ -75,42 +69,29 @@ class TopicDeletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Replication:
-    """The clusters that a topic is replicated to beside this one, and whether this one may have it at all."""
-
-    elsewhere: frozenset[str] = frozenset()
-    here: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Monitors:
     """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
 
     ``eviction``: whether a backlog quota is in force by which brokers drop unread messages. ``compaction``: of how many
     bytes brokers begin a compaction by themselves, 0 for never, and no cursor of one either.
     ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
-    ``replicator``: how replicators' cursors begin; None: unknown. ``deleted``: namespaces that are being deleted.
-    ``globally_expired``: topics, or partitioned ones, that a broker expires at a load by another TTL than theirs, as it
-    takes them by :func:`_at_first`. ``replication`` is what is left to a topic by that and by what is in force.
-    ``forgotten``: topics, or partitioned ones, with deduplication, for which it is off at first by that, or may be.
     ``deduplication``: 1 where it is on, else 0. A broker that loads a topic without it deletes its cursor.
-    ``lazy_cursors``: brokers have a topic loaded before they know its cursors, and take it for one without any
-    until a client asks for them (``ManagedLedgerImpl.initializeCursors``, ``PersistentTopic``).
+    ``at_load``: what topics lose as soon as they are loaded.
     """
 
     ttl: InForce[int | None]
     deletion: InForce[TopicDeletion | None]
     expiry: Mapping[str, int | None]
     eviction: InForce[bool | None]
-    replication: InForce[Replication | None]
     compaction: InForce[int | None]
+    at_load: LoadLosses
     system_cursors: frozenset[str] = frozenset()
-    replicator: str | None = REPLICATOR
-    deleted: frozenset[str] = frozenset()
-    globally_expired: frozenset[str] = frozenset()
-    forgotten: frozenset[str] = frozenset()
     deduplication: InForce[int | None] = field(default_factory=lambda: InForce({}))
-    lazy_cursors: bool = False
+
+    @property
+    def replicator(self) -> str | None:
+        """How replicators' cursors begin; None: unknown."""
+        return self.at_load.replicator
 
     def expires_messages(self, cursor: str) -> bool:
         """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
@@ -126,111 +107,31 @@ class Monitors:
         return self.replicator is not None and cursor.startswith(self.replicator)
 
 
-def is_subscription(cursor: str, replicator: str) -> bool:
-    """Whether a cursor, by its name as ``model.cursor_name`` shows it, is a subscription of clients."""
-    return cursor not in (COMPACTION_CURSOR, DEDUPLICATION) and not cursor.startswith(replicator)
-
-
 def monitors_in_force(layers: Layers) -> Monitors:
     """By what topics, namespaces and brokers say; what one of them says wrongly, or nobody, is unknown."""
-    names, prefix = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]"), layers.brokers.get(_REPLICATOR)
+    names = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]")
     return Monitors(
-        _known(layers, layers.in_force(_TTL, _ttl)),
-        _known(layers, layers.in_force(INACTIVE, _deletion)),
+        where_known(layers, layers.in_force(TTL, ttl)),
+        where_known(layers, layers.in_force(INACTIVE, _deletion)),
         {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
-        _known(layers, layers.in_force(_QUOTAS, _eviction)),
-        _known(layers, layers.in_force(CLUSTERS, _replication)),
-        _known(layers, layers.in_force(_COMPACTS, _compaction)),
+        where_known(layers, layers.in_force(_QUOTAS, _eviction)),
+        where_known(layers, layers.in_force(_COMPACTS, _compaction)),
+        losses_in_force(layers),
         frozenset(one.strip() for one in names.split(",") if one.strip()),
-        f"{prefix}." if prefix else None,
-        frozenset(name for name, said in layers.namespaces.items() if said.get(_DELETED) is True),
-        _where_at_first(layers, _sooner),
-        _where_at_first(layers, _forgets),
-        _known(layers, layers.in_force(_DEDUPLICATES, _deduplication)),
-        layers.brokers.get(_LAZY) == "true",
+        where_known(layers, layers.in_force(DEDUPLICATES, _deduplication)),
     )
-
-
-def _at_first(topic: TopicPolicies) -> TopicPolicies | None:
-    """What a broker acts by as it loads a topic that has global policies, before its local ones count; None: in force.
-
-    ``PersistentTopic.initTopicPolicy`` takes the global policies, and ``applyUpdatedTopicPolicies`` expires messages
-    and deletes replicators or the topic by them; then the same with the local ones. What global policies leave out,
-    the namespace says at that moment, whatever the local ones say.
-    """
-    return None if topic.local is None or topic.everywhere is None else TopicPolicies(None, topic.everywhere)
-
-
-def _known(layers: Layers, found: InForce[Any]) -> InForce[Any]:
-    """Where the policies of a namespace's topics could not be read, a topic of it may have any."""
-    if not topics_have_policies(layers.brokers):
-        return found
-    read = {name for name, own in layers.topics.items() if own.unknown is None}
-    return InForce({name: one if name in read else None for name, one in found.by_namespace.items()}, found.by_topic)
-
-
-def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
-    """A policy below 0 counts as none (``AbstractTopic.normalizeValue``)."""
-    own = ((one or {}).get(_TTL) for one in (topic.local, topic.everywhere))
-    for said in (*own, (namespace or {}).get("message_ttl_in_seconds")):
-        if said is not None and type(said) is not int:
-            return None
-        if said is not None and said >= 0:
-            return said
-    return _number(broker, _BROKER_TTL)
-
-
-def _where_at_first(
-    layers: Layers, rule: Callable[[TopicPolicies, TopicPolicies, Mapping[str, Any], Mapping[str, str]], bool]
-) -> frozenset[str]:
-    """Topics for which a rule holds of what counts :func:`_at_first` and of their policies."""
-    return frozenset(
-        str(topic)
-        for namespace, own in layers.topics.items()
-        for topic, said in own.topics.items()
-        if (first := _at_first(said)) and rule(first, said, layers.namespaces[namespace], layers.brokers)
-    )
-
-
-def _sooner(
-    first: TopicPolicies, topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
-) -> bool:
-    """Whether the TTL of ``first`` ends before that of ``topic``, or may."""
-    early, own = _ttl(first, namespace, broker), _ttl(topic, namespace, broker)
-    return early is None or (early > 0 and (not own or own > early))
-
-
-def _forgets(
-    first: TopicPolicies, topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
-) -> bool:
-    """``MessageDeduplication.checkStatus`` deletes its cursor where it is off as the topic is loaded."""
-    return _deduplicates(topic, namespace, broker) is not False and _deduplicates(first, namespace, broker) is not True
-
-
-def _deduplicates(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> bool | None:
-    for said in (topic.first(_DEDUPLICATES), (namespace or {}).get(_DEDUPLICATES)):
-        if said is not None:
-            return said if type(said) is bool else None
-    return {"true": True, "false": False}.get(broker.get(_BROKER_DEDUPLICATES, ""))
 
 
 def _deduplication(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
-    said = _deduplicates(topic, namespace, broker)
+    said = deduplicates(topic, namespace, broker)
     return None if said is None else int(said)
 
 
 def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:
     said = namespace.get("subscription_expiration_time_minutes")
     if said is None:
-        return _number(broker, _BROKER_EXPIRY)
+        return broker_number(broker, _BROKER_EXPIRY)
     return max(0, said) if type(said) is int else None
-
-
-def _number(broker: Mapping[str, str], name: str) -> int | None:
-    try:
-        return max(0, int(broker[name]))
-    except (KeyError, ValueError):
-        return None
 
 
 def _deletion(
@@ -292,30 +193,9 @@ def _over(kind: str, quota: Mapping[Any, Any]) -> bool | None:
     return limit > 0 if kind == "message_age" else limit >= 0
 
 
-def _replication(
-    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
-) -> Replication | None:
-    """A topic that names clusters, and not this one, brokers delete as soon as they load it. Naming none is no word."""
-    found = _replicated(topic, namespace, broker)
-    if (first := _at_first(topic)) is None or found is None:
-        return found
-    early = _replicated(first, namespace, broker)
-    return early and Replication(early.elsewhere & found.elsewhere, early.here and found.here)
-
-
-def _replicated(
-    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
-) -> Replication | None:
-    clusters, allowed = replication_clusters(topic, namespace), cluster_names((namespace or {}).get(_ALLOWED))
-    here = broker.get(_CLUSTER)
-    if clusters is None or allowed is None or here is None:
-        return None
-    return Replication(clusters - {here}, not clusters or here in clusters | allowed)
-
-
 def _compaction(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
-    """A threshold that counts :func:`_at_first` alone makes the cursor of a compaction, and begins none."""
-    found, first = _threshold(topic, namespace, broker), _at_first(topic)
+    """A threshold that counts :func:`at_first` alone makes the cursor of a compaction, and begins none."""
+    found, first = _threshold(topic, namespace, broker), at_first(topic)
     if found != 0 or first is None:
         return found
     early = _threshold(first, namespace, broker)
@@ -327,7 +207,7 @@ def _threshold(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker
     for said in (topic.first(_COMPACTS), (namespace or {}).get(_NAMESPACE_COMPACTS)):
         if said is not None:
             return max(0, said) if type(said) is int else None
-    return _number(broker, _BROKER_COMPACTS)
+    return broker_number(broker, _BROKER_COMPACTS)
 
 
 def by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:

@@ -23,6 +23,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.policies import Layers
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
@@ -59,9 +60,14 @@ def load_row(
     return {**row, "kept": row["kept"] or str(LoadKept.MONITORS_UNKNOWN)} if row and functions.unknown else row
 
 
-def kept_code(row: Mapping[str, Any] | None) -> LoadKept | RetentionVerdict | Protection | None:
+Keeps = LoadKept | LoadLoss | RetentionVerdict | Protection
+"""What keeps a topic from being loaded."""
+_KEPT: tuple[type[Keeps], ...] = (LoadKept, LoadLoss, RetentionVerdict, Protection)
+
+
+def kept_code(row: Mapping[str, Any] | None) -> Keeps | None:
     """Why a topic is left alone, by its row; None where it is loaded, or needs no broker."""
     kept = row["kept"] if row else None
     if not kept:
         return None
-    return next(member for codes in (LoadKept, RetentionVerdict, Protection) for member in codes if member == kept)
+    return next(member for codes in _KEPT for member in codes if member == kept)

@@ -44,9 +44,9 @@ TOPICS_TO_LOAD = pa.schema(
     ]
 )
 """One row per topic that needs a broker. ``ledger_id``: its last ledger, which tells the topic's rows apart. ``needs``:
-``LoadNeed`` codes; ``monitors``: ``LoadKept`` codes of what the broker would do besides. ``bytes``: what goes sooner or
-later and cannot go by metadata now; ``bytes_at_once``: of these, what the broker trims during the load;
-``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does not say.
+``LoadNeed`` codes; ``monitors``: ``LoadKept`` and ``LoadLoss`` codes of what the broker would do besides. ``bytes``:
+what goes sooner or later and cannot go by metadata now; ``bytes_at_once``: of these, what the broker trims during the
+load; ``physical_bytes``: what the replicas of all of it take on the bookies' disks, 0 where BookKeeper does not say.
 ``trims``: every ledger that its broker takes off its list, by the rule, whether or not it could go by metadata.
 ``may_trim``: these, and one more where it was closed within the TTL, but its messages may all be older.
 ``weights``: what each of these, and each that goes later, counts for in caps (bytes). ``second_visit_at`` (ms): when
@@ -55,7 +55,7 @@ the rest is past its retention again, had it been loaded when the plan was made;
 ``inactive_subscriptions``: those that a plan of inactive ones lets go; all of the above is as if none of them existed.
 ``inactive_czxids``: of the z-nodes of these, in their order: one that is made again under its name has another.
 These, ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so still when the plan is
-applied; ``ledger_id`` says that nobody has loaded the topic since the scan. ``kept``: the ``LoadKept``,
+applied; ``ledger_id`` says that nobody has loaded the topic since the scan. ``kept``: the ``LoadKept``, ``LoadLoss``,
 ``RetentionVerdict`` or ``Protection`` by which it is left alone; null for what is loaded. A plan's rows are those with
 null."""
 

@@ -24,6 +24,7 @@ from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.metastore.load_state import ledger_states
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Action, Outcome
@@ -345,7 +346,7 @@ def test_no_topic_is_loaded_whose_broker_would_not_know_its_subscriptions(
             wait_unlisted(lone, names)
             wait_until_unloaded_counts(since)
             _, rows = planned(pipeline_of(lone, tmp_path, [namespace]))
-            kept = {subscribed: LoadKept.CURSORS_COME_LATER, without: None}
+            kept = {subscribed: LoadLoss.CURSORS_COME_LATER, without: None}
             assert {name: rows[name]["kept"] for name in names} == kept
     finally:
         for broker in lone.state.of_kind("broker"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import expired_subscriptions
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
+from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.values import tables
 
@@ -111,7 +112,7 @@ def test_each_subscription_is_judged_by_itself(made: list[Topic], some: list[Cur
         pa.Table.from_pylist(listed, tables.MANAGED_LEDGERS),
         pa.Table.from_pylist(ledgers, tables.BOOKKEEPER_LEDGERS),
         pa.array([f"t/{n}/persistent/a" for n, one in enumerate(made) if one.idle], pa.string()),
-        Monitors(nothing, nothing, expiry, nothing, nothing, nothing, frozenset({SYSTEM})),
+        Monitors(nothing, nothing, expiry, nothing, nothing, LoadLosses(), frozenset({SYSTEM})),
         {KEPT},
         NOW,
     )

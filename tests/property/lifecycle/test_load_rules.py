@@ -13,9 +13,10 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_SIZES
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.ledgers_once_loaded import TopicTables
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice, LoadNeed, topics_to_load
-from pulsar_lifecycle.lifecycle.load.monitors import Monitors, Replication, TopicDeletion
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion
 from pulsar_lifecycle.lifecycle.retention_inputs import NAMED_POSITIONS
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS
+from pulsar_lifecycle.topics.load_losses import LoadLosses, Replication
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.values import tables
 from pulsar_lifecycle.values.plans import load_plan
@@ -110,7 +111,7 @@ def judged(
     here: dict[str, Replication | None] = dict.fromkeys(ttl, Replication())
     holds: dict[str, bool | None] = dict.fromkeys(ttl, False)
     never: dict[str, int | None] = dict.fromkeys(ttl, 0)
-    layers = InForce(holds), InForce(here), InForce(never)
+    layers = InForce(holds), InForce(never), LoadLosses(InForce(here))
     monitors = Monitors(InForce(ttl), InForce(off), dict.fromkeys(ttl, expiry), *layers)
     choice = LoadChoice(frozenset(f"t/{number}" for number, one in enumerate(made) if one.named))
     rows = topics_to_load(seen, monitors, choice, NOW, inactive or Inactive()).to_pylist()

@@ -87,7 +87,7 @@ def load_without_a_note() -> AbstractContextManager[Any]:
 
 def expire_at_once() -> AbstractContextManager[Any]:
     """Messages count as expired that are older than a second."""
-    return patch.object(monitors, "_ttl", lambda *_: 1)
+    return patch.object(monitors, "ttl", lambda *_: 1)
 
 
 def expire_for_everyone() -> AbstractContextManager[Any]:

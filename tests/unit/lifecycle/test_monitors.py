@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
-from pulsar_lifecycle.lifecycle.load.monitors import CURSOR_ALONE, Replication, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.monitors import CURSOR_ALONE, monitors_in_force
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.topics.load_losses import Replication, losses_in_force
 from pulsar_lifecycle.topics.policies import Layers, NamespacePolicies
 
 NAMESPACE = "acme/orders"
@@ -36,7 +37,7 @@ def test_the_ttl_that_global_policies_leave_in_force_counts_first(
     said = TopicPolicies({"messageTTLInSeconds": own}, {"messageTTLInSeconds": everywhere})
     ours = {} if namespace is None else {"message_ttl_in_seconds": namespace}
     layers = Layers(BROKERS, {NAMESPACE: ours}, {NAMESPACE: NamespacePolicies({topic: said})})
-    assert monitors_in_force(layers).globally_expired == ({str(topic)} if sooner else set())
+    assert losses_in_force(layers).globally_expired == ({str(topic)} if sooner else set())
 
 
 def test_without_global_policies_its_own_ttl_counts_at_once() -> None:
@@ -44,7 +45,7 @@ def test_without_global_policies_its_own_ttl_counts_at_once() -> None:
     for said in TopicPolicies({"messageTTLInSeconds": 61}), TopicPolicies(None, {"messageTTLInSeconds": 61}):
         policies = {NAMESPACE: NamespacePolicies({topic: said})}
         layers = Layers(BROKERS, {NAMESPACE: {"message_ttl_in_seconds": 60}}, policies)
-        assert monitors_in_force(layers).globally_expired == set()
+        assert losses_in_force(layers).globally_expired == set()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_replication_is_what_global_policies_and_its_own_leave(
     said = TopicPolicies({"replicationClusters": own}, {"replicationClusters": everywhere})
     policies = {NAMESPACE: NamespacePolicies({topic: said})}
     layers = Layers(BROKERS, {NAMESPACE: {"replication_clusters": namespace}}, policies)
-    assert monitors_in_force(layers).replication.of(topic) == expected
+    assert losses_in_force(layers).replication.of(topic) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_deduplication_that_global_policies_leave_off_forgets_what_producers_sen
     policies = {NAMESPACE: NamespacePolicies({topic: said})}
     brokers = {**BROKERS, "brokerDeduplicationEnabled": broker}
     layers = Layers(brokers, {NAMESPACE: {"deduplicationEnabled": namespace}}, policies)
-    assert monitors_in_force(layers).forgotten == ({str(topic)} if forgets else set())
+    assert losses_in_force(layers).forgotten == ({str(topic)} if forgets else set())
 
 
 def test_a_topics_own_compaction_threshold_counts_before_its_namespaces() -> None:
