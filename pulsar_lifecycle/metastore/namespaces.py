@@ -13,7 +13,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.metastore.walk import POLICIES_ROOT, namespace_paths
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.ports import MetadataStore, Unread
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 RESTORE = (
     "Set its policies again with pulsar-admin; where brokers cannot read them either, write the "
@@ -55,15 +55,28 @@ def policy_documents(store: MetadataStore) -> PolicyDocuments:
             continue
         namespace = path[len(POLICIES_ROOT) + 1 :]
         try:
-            document = json.loads(node.data)
-            _check_policies(path, document)
+            found[namespace] = _decoded(node)
         except CorruptFormat as error:
             bad[namespace] = error
-        except (ValueError, RecursionError) as error:
-            bad[namespace] = CorruptFormat(path, 0, f"policies as JSON: {error}")
-        else:
-            found[namespace] = document
     return PolicyDocuments(found, bad)
+
+
+def policies_of(store: MetadataStore, namespace: str) -> dict[str, Any]:
+    """Policies of one namespace, none where there is no z-node of it. Raises CorruptFormat."""
+    path = f"{POLICIES_ROOT}/{namespace}"
+    (node,) = store.read([path])
+    if isinstance(node, Unread):
+        raise UnsupportedFormat(path, 0, f"readable policies: {node.reason}")
+    return _decoded(node) if node and node.data else {}
+
+
+def _decoded(node: Node) -> dict[str, Any]:
+    try:
+        document = json.loads(node.data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFormat(node.path, 0, f"policies as JSON: {error}") from error
+    _check_policies(node.path, document)
+    return document
 
 
 def _check_policies(path: str, document: Any) -> None:

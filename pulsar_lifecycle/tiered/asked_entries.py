@@ -8,8 +8,10 @@ from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
 from pulsar_lifecycle.formats.compression import Compression
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 from pulsar_lifecycle.values.codes import Code
 
@@ -31,15 +33,20 @@ class EntryNotReadable(InconclusiveRead):
     """It can be asked for none of a ledger's entries."""
 
 
-def entries_to_ask(run: TopicRun, ports: Ports, copy: OffloadedCopy) -> list[int]:
-    """An entry at each end of a ledger that its broker can be asked for.
+class TopicNotLoaded(EntryNotReadable):
+    """None of its entries is asked for: a broker that loads its topic for that has it lose data."""
 
-    Raises InconclusiveRead where REST can show none.
+
+def entries_to_ask(run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCopy) -> list[int]:
+    """An entry at each end of a ledger of a topic that its broker can be asked for.
+
+    Raises InconclusiveRead where REST can show none, or the topic is not to be loaded.
 
     Entries that consumers read well may get an error or no answer there: a message's metadata goes into headers, and a
     chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
     """
     try:
+        _check_load(run, ports, topic)
         node = ports.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
         if node is None:
             return list(dict.fromkeys((0, copy.entries - 1)))
@@ -64,6 +71,12 @@ def entries_to_ask(run: TopicRun, ports: Ports, copy: OffloadedCopy) -> list[int
         raise
     except LifecycleError as error:
         raise InconclusiveRead(f"which of its entries its broker can be asked for is not known: {error}") from error
+
+
+def _check_load(run: TopicRun, ports: Ports, topic: Topic) -> None:
+    """A read loads its topic, and it is unloaded after it: the next one loads it, too."""
+    if loss := run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic)):
+        raise TopicNotLoaded(f"it is not read: {loss}; or have a ledger of another topic of its namespace read first")
 
 
 def _shown_by_rest(payload: bytes) -> bool:

@@ -212,7 +212,7 @@ def commit_topic(
                 record(run, ports, outcomes[-1:])
                 continue
             try:
-                entries_to_ask(run, ports, OffloadedCopy.of_attempt(one.attempt, one.entries))
+                entries_to_ask(run, ports, topic, OffloadedCopy.of_attempt(one.attempt, one.entries))
             except InconclusiveRead as no_report:
                 not_readable.append((one, no_report))
                 continue
@@ -320,7 +320,7 @@ def unread_by_broker(
     copy = OffloadedCopy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
         before = location_before(ports, copy)
-        unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, copy))
+        unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, topic, copy))
     except InconclusiveRead as no_report:
         return [
             outcome_of(one.attempt, Outcome.FAILED, Why(Code.READ_CHECK_UNANSWERED, str(no_report)))

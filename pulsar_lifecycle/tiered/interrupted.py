@@ -139,7 +139,7 @@ def _finish_committed(
     were begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
     """
     if read_check.due(topic, committed[0].attempt):
-        first = next((one for one in committed if _can_be_asked_for(run, ports, one)), None)
+        first = next((one for one in committed if _can_be_asked_for(run, ports, topic, one)), None)
         if first is None and all(read_check.has_passed(topic, one.attempt) for one in committed):
             return _done(run, ports, committed)
         committed = sorted(committed, key=lambda one: one is not first)
@@ -159,9 +159,9 @@ def _finish_committed(
     return _done(run, ports, committed)
 
 
-def _can_be_asked_for(run: TopicRun, ports: Ports, one: Proven) -> bool:
+def _can_be_asked_for(run: TopicRun, ports: Ports, topic: Topic, one: Proven) -> bool:
     with contextlib.suppress(EntryNotReadable):
-        return bool(entries_to_ask(run, ports, OffloadedCopy.of_attempt(one.attempt, one.entries)))
+        return bool(entries_to_ask(run, ports, topic, OffloadedCopy.of_attempt(one.attempt, one.entries)))
     return False
 
 

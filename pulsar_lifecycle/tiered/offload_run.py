@@ -45,7 +45,7 @@ from pulsar_lifecycle.tiered.planning.run_selection import (
     waves,
 )
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
-from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
+from pulsar_lifecycle.topics.topic_run import LossesNow, owners_rules, topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.values import plans
@@ -146,13 +146,13 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         rows = order.of(rows)
         epoch = evidence.usable_epoch(cluster, fingerprint, now)
         with _acting(cluster, run_id, epoch, ports) as (any_run, guard, lease):
-            run = replace(any_run, plan_id=plan.plan_id)
             caps = settings.offload
             ports.store.sync("/")
-            now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
-            in_use = {name: one for name, one in now_in_force.items() if not isinstance(one, Why)}
+            in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
+            run = replace(any_run, plan_id=plan.plan_id, losses=LossesNow(cluster, in_force.losses))
+            in_use = {name: one for name, one in in_force.of_topics.items() if not isinstance(one, Why)}
             done = done_since(cluster, plan.created_at)
-            agreed, against = in_agreement(rows, now_in_force, done, ours=deletes_copies(settings))
+            agreed, against = in_agreement(rows, in_force.of_topics, done, ours=deletes_copies(settings))
             waiting = LeftToBrokers(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
                 cluster.journal_reader,

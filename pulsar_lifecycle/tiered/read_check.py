@@ -310,7 +310,7 @@ def why_unread(
     guard.check(ports.store)
     if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
         return _location_unread(Outcome.LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
-    entries = entries_to_ask(run, ports, copy)
+    entries = entries_to_ask(run, ports, topic, copy)
     try:
         if why := _not_fresh(run, ports, guard, topic, read_check):
             return _location_unread(Outcome.LEFT_TO_BROKER, f"no broker has read its location yet: {why}")

@@ -246,11 +246,11 @@ class Shadows:
 
 def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     """Every durable cursor of the topic at ``path``, by its z-node's name. Raises Refused for what cannot be read."""
-    listing = store.children([path])[0]
-    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
+    names = _listed_cursors(store, path)
+    if names is None:
         raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {path} could not be listed whole")
     found: dict[str, ManagedCursorInfo] = {}
-    for name, node in zip(listing.names, store.read([f"{path}/{n}" for n in listing.names]), strict=True):
+    for name, node in zip(names, store.read([f"{path}/{n}" for n in names]), strict=True):
         if isinstance(node, Unread):
             raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path} cannot be read: {node.reason}")
         if node is not None:
@@ -259,6 +259,20 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
             except CorruptFormat as error:
                 raise RefusedBy(Code.CURSORS_UNREAD, f"{node.path}: {error}") from error
     return found
+
+
+def cursor_names(store: MetadataStore, topic: Topic) -> list[str]:
+    """The durable cursors of a topic, by their shown names, none without such a topic. Raises Refused if unread."""
+    names = _listed_cursors(store, f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}")
+    return [cursor_name(name) for name in names or ()]
+
+
+def _listed_cursors(store: MetadataStore, path: str) -> Sequence[str] | None:
+    """None without a z-node at ``path``."""
+    listing = store.children([path])[0]
+    if isinstance(listing, Unread) or (listing and not listing.is_whole):
+        raise RefusedBy(Code.CURSORS_UNREAD, f"the cursors below {path} could not be listed whole")
+    return listing.names if listing else None
 
 
 def with_pending_acks(store: MetadataStore, topic: Topic, cursors: Iterable[str]) -> frozenset[str]:

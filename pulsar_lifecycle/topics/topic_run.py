@@ -6,13 +6,17 @@ Belongs here: from settings and a scan to ``TopicRun`` and ``Ports``. Not here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.namespaces import policies_of
 from pulsar_lifecycle.metastore.topics import partitioned_shadow_sources
+from pulsar_lifecycle.model import Namespace
 from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
@@ -21,8 +25,11 @@ from pulsar_lifecycle.runs.holds_now import HoldsNow
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.load_losses import LoadLosses, brokers_say, losses_in_force
+from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.unloads import Unloads
-from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 from pulsar_lifecycle.values.epoch import Epoch
 from pulsar_lifecycle.values.findings import Context
 
@@ -71,6 +78,45 @@ def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
     )
 
 
+class LossesNow:
+    """What topics lose by a load, by namespace: as is ``known``, or read when it is first asked, once in a run.
+
+    ``configurations``: what brokers are configured with, by id, where that is known; else they are asked. What cannot
+    be read is unknown, and tried again. For any number of threads.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known: Mapping[str, LoadLosses] | None = None,
+        configurations: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self._cluster, self._known, self._lock = cluster, dict(known or {}), threading.Lock()
+        self._brokers = brokers_say(configurations) if configurations else None
+
+    def __call__(self, namespace: Namespace) -> LoadLosses:
+        """Raises Paused, LeaseLost, Overloaded."""
+        name = str(namespace)
+        with self._lock:
+            if name not in self._known:
+                try:
+                    self._known[name] = self._read(name)
+                except STOPPING:
+                    raise
+                except LifecycleError:
+                    return LoadLosses()
+            return self._known[name]
+
+    def _read(self, name: str) -> LoadLosses:
+        with self._cluster.ports(read_only=True) as ports:
+            if self._brokers is None:
+                self._brokers = brokers_say(ports.admin.configurations())
+            ports.configuration.sync("/")
+            documents = {name: policies_of(ports.configuration, name)}
+        topics = read_namespaces(self._cluster, documents, self._brokers)
+        return losses_in_force(Layers(self._brokers, documents, topics))
+
+
 def topic_run(
     cluster: Cluster,
     run_id: str,
@@ -93,6 +139,7 @@ def topic_run(
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
         shadows=snapshot.Shadows(lambda: shadow_sources(cluster, ports.store), ports.clock),
         holds_now=HoldsNow(cluster.settings_file, ports.clock).names,
+        losses=LossesNow(cluster),
     )
 
 

@@ -30,12 +30,13 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
@@ -49,6 +50,10 @@ STOPPING = (Paused, LeaseLost, Overloaded)
 
 SHADOWS_SEEN_FOR = 60_000
 """How long (ms) a look at all shadow topics serves what by itself deletes no data."""
+
+
+def _unknown(namespace: Namespace) -> LoadLosses:
+    return LoadLosses()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,20 @@ class TopicRun:
     """The plan that it applies, if it does."""
     holds_now: Callable[[], frozenset[str]] = frozenset
     """What is on legal hold whenever it is asked, beside what ``context`` has. Raises ConfigError if nobody knows."""
+    losses: Callable[[Namespace], LoadLosses] = _unknown
+    """What topics of a namespace lose by a load."""
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
         return writes_loaded(self.loaded_topics, topic)
+
+    def lost_at_load(self, topic: Topic, cursors: Collection[str]) -> Why | None:
+        """What a topic with cursors of these names (``model.cursor_name``) loses once a broker loads it; None: nothing.
+
+        What asks a broker for anything of a topic that none has, an unload too, has one load it.
+        """
+        loss = self.losses(topic.namespace).of(topic, cursors)
+        return loss.why if loss else None
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> Why | None:
         """``protection.topic_rule`` by the holds of now; sources of shadow topics are at most ``max_age`` ms old."""

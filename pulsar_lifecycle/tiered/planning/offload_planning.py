@@ -18,7 +18,6 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import NotFound, RefusedBy, UsageError
-from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.journal.offloads import copy_deletions
 from pulsar_lifecycle.journal.queries import deleted_ids, read_intent_states, rows_of_outcome, waiting_ledgers
@@ -30,17 +29,21 @@ from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import history_check
-from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning import candidates
 from pulsar_lifecycle.tiered.planning.candidates import TopicState
+from pulsar_lifecycle.tiered.planning.policy_checks import (
+    competing_brokers,
+    unlike_cluster,
+    unlike_object_store,
+    unproven,
+)
 from pulsar_lifecycle.tiered.planning.topic_order import topic_order
-from pulsar_lifecycle.topics import offload_policy, protection, retention_policy
+from pulsar_lifecycle.topics import protection, retention_policy
+from pulsar_lifecycle.topics.load_losses import LoadLosses, brokers_say, losses_in_force
 from pulsar_lifecycle.topics.offload_policy import (
     BROKER_READ_PRIORITY,
-    DRIVER,
     OFFLOAD_POLICIES,
     OffloadPolicy,
-    competing,
     of_layers,
 )
 from pulsar_lifecycle.topics.policies import (
@@ -81,6 +84,8 @@ class OffloadPolicies:
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     unknown: Mapping[str, Unknown] = field(default_factory=dict[str, Unknown])
+    losses: LoadLosses = field(default_factory=LoadLosses)
+    """What topics of these namespaces lose by a load."""
 
     @property
     def namespaces(self) -> list[str]:
@@ -331,8 +336,16 @@ class _Judging:
         )
 
 
-def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, OffloadPolicy | Why]:
-    """The policies of a plan's topics as they are now, or why one is not to be touched; without what is gone.
+@dataclass(frozen=True, slots=True)
+class PoliciesNow:
+    """By topic, its policy or why it is not to be touched; by namespace, what its topics lose by a load."""
+
+    of_topics: Mapping[str, OffloadPolicy | Why] = field(default_factory=dict[str, OffloadPolicy | Why])
+    losses: Mapping[str, LoadLosses] = field(default_factory=dict[str, LoadLosses])
+
+
+def policies_now(cluster: Cluster, topics: Collection[str]) -> PoliciesNow:
+    """What is in force for a plan's topics as they are now; without what is gone.
 
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
     """
@@ -341,12 +354,13 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, Offload
         documents = policy_documents(ports.configuration)
         namespaces = {str(topic.namespace) for topic in parsed} & {*documents.known, *documents.undecodable}
         if not namespaces:
-            return {}
+            return PoliciesNow()
         sandbox = control.is_sandbox(ports.store)
     policies = _policies(cluster, namespaces, sandbox)
     if policies.problems:
         raise RefusedBy(GapCode.POLICIES_UNKNOWN, "; ".join(policies.problems))
-    return {str(topic): policies.now_of(topic) for topic in parsed if str(topic.namespace) in namespaces}
+    now = {str(topic): policies.now_of(topic) for topic in parsed if str(topic.namespace) in namespaces}
+    return PoliciesNow(now, dict.fromkeys(policies.namespaces, policies.losses))
 
 
 def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> OffloadPolicies:
@@ -380,7 +394,8 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> O
     said += unlike_cluster(configurations, settings.object_store, settings.cluster) if in_use else []
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.bookkeeper_copies == "ours" else [])
     retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
-    return OffloadPolicies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
+    losses = losses_in_force(replace(layers, brokers=brokers_say(configurations)))
+    return OffloadPolicies(offloading, retention, left_out, tuple(problems), tuple(said), unknown, losses)
 
 
 def broker_layer(
@@ -398,53 +413,3 @@ def broker_layer(
             problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {brokers[name]!r}")
         brokers[name] = value
     return brokers, problems
-
-
-def unlike_cluster(
-    configurations: Mapping[str, Mapping[str, str]], store: ObjectStoreSettings | None, cluster: str
-) -> list[str]:
-    """How the name that brokers write into their objects is not the one that we expect there."""
-    ours = (store and store.pulsar_cluster) or cluster
-    return [
-        f"the brokers' clusterName is {name!r}, object_store.pulsar_cluster or else cluster says {ours!r}: of what "
-        "brokers offloaded nothing is proven, deleted in BookKeeper or swept until they agree"
-        for name in sorted({found.get("clusterName", "") for found in configurations.values()} - {"", ours})
-    ]
-
-
-def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
-    """Where no read through a broker can show that it has access to the bucket; ``policies`` by namespace or topic."""
-    return [
-        f"{name}: {offload_policy.BOOKKEEPER_FIRST}" for name, policy in policies.items() if not policy.tiered_first
-    ]
-
-
-def competing_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
-    """Where brokers delete copies beside us, so that we delete none; ``policies`` by namespace or topic."""
-    return [f"{name}: no copy is deleted: {why}" for name, policy in policies.items() if (why := competing(policy))]
-
-
-def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, Why]:
-    """How what the brokers read from is not what we would write to, by the namespace or topic of ``policies``."""
-    if store is None:
-        nowhere = Why(OffloadCode.LEFT_OUT, "object_store is not set: there is nowhere to offload to")
-        return dict.fromkeys(policies, nowhere)
-    found = dict[str, Why]()
-    for name, policy in policies.items():
-        if why := "; ".join(_unlike(policy, store)):
-            text = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}: {why}"
-            found[name] = Why(OffloadCode.LEFT_OUT, text)
-    return found
-
-
-def _unlike(policy: OffloadPolicy, store: ObjectStoreSettings) -> Iterator[str]:
-    if not policy.bucket:
-        yield "no API shows its bucket; say in offload.brokers what broker.conf says of it"
-    elif policy.bucket not in store.buckets:
-        yield f"its bucket {policy.bucket} is not one of object_store.buckets"
-    if policy.endpoint and policy.endpoint != store.endpoint:
-        yield f"its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}"
-    if policy.region and not policy.endpoint and policy.region != store.region:
-        yield f"its region is {policy.region}, object_store.region {store.region!r}"
-    if policy.block_size is not None and policy.block_size < MIN_BLOCK_SIZE:
-        yield f"its MaxBlockSizeInBytes is {policy.block_size}, S3 needs {MIN_BLOCK_SIZE} or more"

@@ -171,7 +171,7 @@ def test_planning_and_running_an_offload_loads_no_topic(sandbox: Cluster, tmp_pa
     admin.topic("POST", names[1], "/offloadPolicies", {**OFFLOAD, "s3ManagedLedgerOffloadBucket": "another"})
     sandbox.restart("broker-1")
     before = resting(sandbox, namespace)
-    found = policies_now(runs_cluster.Cluster(settings, Connections), names)
+    found = policies_now(runs_cluster.Cluster(settings, Connections), names).of_topics
     time.sleep(2)
     assert nodes(sandbox, namespace) == before
     assert {name: one.code for name, one in found.items() if isinstance(one, Why)} == {names[1]: OffloadCode.LEFT_OUT}

@@ -210,10 +210,10 @@ def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, opera
         KazooStore(settings.zookeeper, read_only=True) as store,
         closing(BookieReader(store, settings.bookkeeper)) as reader,
     ):
-        run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root)
+        run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root, lost_at_load=lambda *_: None)
         ports: Any = SimpleNamespace(store=store, reader=reader)
         copy = OffloadedCopy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
-        asked = entries_to_ask(run, ports, copy)
+        asked = entries_to_ask(run, ports, Topic.parse(topic), copy)
     assert asked == [last.entry_id() - 2, last.entry_id() - 1]
     with closing(HttpBrokerAdmin(settings.pulsar)) as brokers:
         for entry_id in asked:

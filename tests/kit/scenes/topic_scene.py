@@ -14,11 +14,13 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.load_losses import LoadLosses, Replication
+from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.values.codes import Why
@@ -32,6 +34,11 @@ TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
 
 
+def nothing_lost(namespace: Namespace) -> LoadLosses:
+    """Policies by which a topic of a namespace loses nothing by a load."""
+    return LoadLosses(InForce({str(namespace): Replication()}))
+
+
 class TopicScene:
     """The z-node of :data:`TOPIC` and sessions on it; who makes its ledgers fills ``ids``."""
 
@@ -42,6 +49,8 @@ class TopicScene:
         self.store: FakeStore = self.cluster.open_store()
         self.loaded_topics: bool | frozenset[str] = False
         self.limit = 500
+        self.losses: LoadLosses | None = None
+        """What a load has topics lose; None: nothing."""
         self.tick: Tell = lambda step: None
 
     # ---------------------------------------------------------------------------------------------------- what is there
@@ -126,6 +135,7 @@ class TopicScene:
             deliver_after_ms,
             self.loaded_topics,
             shadows,
+            losses=lambda namespace: self.losses or nothing_lost(namespace),
         )
 
     def guard(self, store: MetadataStore, lease: str = control.OFFLOAD_LEASE) -> RunGuard:

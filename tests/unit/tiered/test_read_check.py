@@ -84,10 +84,10 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     session = scene.session()
     copy = OffloadedCopy(scene.ids[0], len(entries), uuid4(), "aws-s3", LOCATION)
     if asked:
-        assert entries_to_ask(session.run, session.ports, copy) == asked
+        assert entries_to_ask(session.run, session.ports, TOPIC, copy) == asked
         return
     with pytest.raises(EntryNotReadable, match="none of its first 20 entries can be asked for by REST"):
-        entries_to_ask(session.run, session.ports, copy)
+        entries_to_ask(session.run, session.ports, TOPIC, copy)
 
 
 def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
@@ -95,9 +95,9 @@ def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
     copy = OffloadedCopy(scene.ids[0], 5, uuid4(), "aws-s3", LOCATION)
     scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
     with pytest.raises(InconclusiveRead, match="no bookie answers"):
-        entries_to_ask(session.run, session.ports, copy)
+        entries_to_ask(session.run, session.ports, TOPIC, copy)
     gone = replace(copy, ledger_id=9_999)
-    assert entries_to_ask(session.run, session.ports, gone) == [0, 4]
+    assert entries_to_ask(session.run, session.ports, TOPIC, gone) == [0, 4]
 
 
 def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_read_check_to_the_next(scene: Scene) -> None:

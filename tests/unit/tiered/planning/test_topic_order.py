@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from pulsar_lifecycle.deletion.planning import judged_scan
 from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.planning.offload_planning import TABLE, make_offload_plan, policies_now
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadCode
 from tests.kit.command import run
@@ -151,9 +153,9 @@ def test_a_plan_warns_where_brokers_write_another_clusters_name(offloading: Offl
 
 def test_a_topic_whose_policies_cannot_be_decoded_by_now_is_left_alone(offloading: Offloading) -> None:
     topic = f"{OWN}a"
-    assert isinstance(policies_now(offloading.cluster, [topic])[topic], OffloadPolicy)
+    assert isinstance(policies_now(offloading.cluster, [topic]).of_topics[topic], OffloadPolicy)
     offloading.scene.servers.put(f"/admin/policies/{NAMESPACE}", b"\xff")
-    left_out = policies_now(offloading.cluster, [topic, "persistent://gone/ns/a"])
+    left_out = policies_now(offloading.cluster, [topic, "persistent://gone/ns/a"]).of_topics
     assert list(left_out) == [topic]
     assert f"/admin/policies/{NAMESPACE}" in str(left_out[topic])
 
@@ -193,3 +195,13 @@ def test_nothing_is_done_from_the_position_on_and_all_before_it_as_without(
     doing = (OffloadChoice.OFFLOAD, OffloadChoice.DELETE_COPY, OffloadChoice.BROKERS_DELETE)
     assert {i: row for i, row in asked.items() if i < upto} == {i: row for i, row in whole.items() if i < upto}
     assert not [i for i, row in asked.items() if i >= upto and row["action"] in doing]
+
+
+@pytest.mark.parametrize("lazy", ["true", "false"])
+def test_a_run_knows_by_the_layers_that_it_has_what_topics_lose_by_a_load(offloading: Offloading, lazy: str) -> None:
+    admin = offloading.scene.servers.admin
+    said = {"replicatorPrefix": "pulsar.repl", "lazyCursorRecovery": lazy}
+    admin.configuration = dict.fromkeys(admin.broker_ids, said)
+    topic = Topic.parse(f"{OWN}a")
+    lost = policies_now(offloading.cluster, [str(topic)]).losses[NAMESPACE].of(topic, ["s"])
+    assert lost is (LoadLoss.CURSORS_COME_LATER if lazy == "true" else None)
