@@ -21,7 +21,7 @@ from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import cut_since
-from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, read_partition, unreplicated
+from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, losing, read_partition, unreplicated
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
@@ -146,6 +146,8 @@ class PartitionDeletion:
         if isinstance(looked, Refusal):
             return looked
         read, cut = looked
+        if refusal := losing(self._run, read.view, cut):
+            return refusal
         unloads = self._unloads(read, cut)
         if not self._guard.unloads.keep(self._topic, unloads):
             text = f"it needs {unloads} more of the unloads that this run may do (trimming.max_unloads): run again"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from pulsar_lifecycle.delete_records.times.time_offsets import ResolvedOffset
 from pulsar_lifecycle.delete_records.topic_view import (
     Clusters,
     Read,
+    losing,
     read_partition,
     replication_of,
     unread_policies,
@@ -47,7 +49,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run
+from pulsar_lifecycle.topics.topic_run import LossesNow, topic_ports, topic_run
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.values import plans
@@ -89,6 +91,7 @@ def plan_delete_records(
             brokers = ask_brokers(ports)
         loaded_topics = cluster.settings.trimming.loaded_topics
         run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
+        run = replace(run, losses=LossesNow(cluster, configurations=brokers.configurations))
         planning = _Planning(cluster, run, ports, brokers, options)
         with cluster.ports(read_only=True) as connections:
             policies = connections.configuration
@@ -202,7 +205,7 @@ class _Planning:
             may_write_loaded=self._run.writes_loaded(topic),
             latest_delivery=delivery if delivery > self._run.now else 0,
         )
-        refusal = refusal or unreplicated(read.view, self.clusters)
+        refusal = refusal or unreplicated(read.view, self.clusters) or losing(self._run, read.view, cut)
         if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
             refusal = out_of_order(answer)
         return cut, refusal

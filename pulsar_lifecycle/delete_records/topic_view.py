@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.delete_records import cut_rules
-from pulsar_lifecycle.delete_records.cut_rules import Refusal
+from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
 from pulsar_lifecycle.delete_records.request import TopicPartition
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, Unavailable
@@ -224,6 +224,17 @@ def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters
     """Why a partition may not be cut, as some other cluster waits for it or that is not known; None if it may."""
     found = clusters[view.topic]
     return found if isinstance(found, Refusal) else cut_rules.unreplicated(view, found)
+
+
+def losing(run: TopicRun, view: PartitionView, cut: Cut) -> Refusal | None:
+    """Why its broker is not asked for what a partition is loaded for: it would lose data. None if it may be.
+
+    Moving a cursor has one loaded that no broker has; a new ledger is begun by a load, whoever had it before.
+    """
+    if not cut.rolls and (view.broker or not cut.moved):
+        return None
+    loss = run.lost_at_load(view.topic, view.positions)
+    return Refusal(RecordsError.LOAD_WOULD_LOSE, loss) if loss else None
 
 
 def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePolicies) -> Clusters:

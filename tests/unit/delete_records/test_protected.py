@@ -1,14 +1,19 @@
-"""What protects a topic keeps its records, and says how that ends; a reader that is not durable keeps nothing."""
+"""What protects a topic keeps its records, and says how that ends; a reader that is not durable keeps nothing.
+
+A partition that loses data once a broker loads it is not loaded: for no cursor to be moved, and no new ledger.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from pulsar_lifecycle.delete_records.request import END
+from pulsar_lifecycle.delete_records.request import END, Options
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
@@ -57,3 +62,70 @@ def test_readers_that_are_not_durable_are_shown_and_keep_nothing() -> None:
     scene.cluster.admin.clients[scene.topic] = TopicConnections(1, {"tail": 1, "s": 1, "reader-1f": 1}, 0)
     (row,) = scene.plan(scene.at(2, 0))
     assert (row["error"], row["readers"]) == (None, ["reader-1f", "tail"])
+
+
+# ---------------------------------------------------------------------------------------- what loses data by a load
+
+
+def lazy(scene: RecordsScene) -> None:
+    admin = scene.cluster.admin
+    said = {"replicatorPrefix": "pulsar.repl"}
+    admin.configuration = {admin.broker_ids[-1]: {**said, "lazyCursorRecovery": "true"}}
+
+
+def elsewhere(scene: RecordsScene) -> None:
+    policies = {"replication_clusters": ["fake"], "deleted": True}
+    scene.cluster.put("/admin/policies/acme/orders", json.dumps(policies).encode())
+
+
+LOSING = pytest.mark.parametrize(
+    ("planted", "code"), [(lazy, LoadLoss.CURSORS_COME_LATER), (elsewhere, LoadLoss.NAMESPACE_DELETED)]
+)
+
+
+@LOSING
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("since", [False, True])
+def test_its_end_is_not_rolled(
+    planted: Callable[[RecordsScene], None], code: LoadLoss, loaded: bool, since: bool
+) -> None:
+    scene = RecordsScene()
+    ids = scene.listed()
+    scene.cursor("s", 4, 9)
+    admin = scene.cluster.admin
+    if loaded:
+        scene.writes_loaded = True
+        admin.loaded[str(scene.topic)] = admin.broker_ids[0]
+    if not since:
+        planted(scene)
+    (row,) = scene.plan(END)
+    assert row["rolls"]
+    assert (row["error"], row["code"]) == ((None, None) if since else (RecordsError.LOAD_WOULD_LOSE, code))
+    planted(scene)
+    (result,) = scene.apply()
+    assert (result.error, result.code) == (RecordsError.LOAD_WOULD_LOSE, code)
+    assert f"({code})" in result.reason
+    assert (admin.touched, scene.listed()) == ([], ids)
+
+
+@LOSING
+def test_no_cursor_is_moved_where_no_broker_has_it(planted: Callable[[RecordsScene], None], code: LoadLoss) -> None:
+    scene = RecordsScene()
+    scene.cursor("s", 0, 0)
+    scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    planted(scene)
+    (result,) = scene.apply()
+    assert (result.error, result.code) == (RecordsError.LOAD_WOULD_LOSE, code)
+    assert scene.cluster.admin.touched == []
+
+
+@LOSING
+def test_what_needs_no_load_goes_all_the_same(planted: Callable[[RecordsScene], None], code: LoadLoss) -> None:
+    scene = RecordsScene()
+    ids = scene.listed()
+    scene.cursor("s", 4, 9)
+    planted(scene)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["error"], row["ledgers"]) == (None, ids[:2])
+    scene.apply()
+    assert (scene.listed(), scene.cluster.admin.touched) == (ids[2:], [])
