@@ -206,7 +206,8 @@ class SubscriptionRepairs:
         if loaded and not self.run.writes_loaded(topic):
             text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
             return Why(Code.TOPIC_LOADED, text)
-        return None
+        # An unload loads a topic that no broker has by now, and what unloads one has its clients load it again.
+        return self.run.lost_at_load(topic, snapshot.cursor_names(self.ports.store, topic)) if loaded else None
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run

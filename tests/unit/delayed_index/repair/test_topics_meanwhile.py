@@ -15,6 +15,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
@@ -130,3 +131,24 @@ def test_what_became_of_a_topic_while_its_index_was_made_is_seen(
     assert unloads == []
     assert scene.keys("a") == before
     assert {outcome for _, outcome in written(scene)} == {"begun", "removed"}
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_topic_that_would_lose_data_by_a_load_is_not_unloaded(scene: DelayedScene, listed: bool) -> None:
+    """An unload loads what no broker has, and what one has its clients have loaded again."""
+    order = broken(scene)
+    keys = scene.keys("a")
+    admin = scene.servers.admin
+    lazy = {**admin.configuration_of(admin.broker_ids[0]), "lazyCursorRecovery": "true"}
+    admin.configuration = dict.fromkeys(admin.broker_ids, lazy)
+    (unloaded,) = repair(scene.cluster, "repair", order, dry_run=True)
+    assert unloaded.outcome is Outcome.GOES  # it needs no broker
+    scene.change(loaded_topics=True)
+    if listed:
+        scene.servers.load(scene.named("a"))
+    else:
+        scene.reopen(int(max(keys).rpartition("_")[2]) + 1)
+    unloads, ledgers = _working_broker(scene), scene.servers.ledger_ids()
+    found = repaired(scene, order)
+    assert (found.outcome, found.why.code) == (Outcome.LEFT, LoadLoss.CURSORS_COME_LATER)
+    assert (unloads, admin.touched, scene.keys("a"), scene.servers.ledger_ids()) == ([], [], keys, ledgers)
