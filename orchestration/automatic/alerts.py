@@ -5,6 +5,7 @@ Belongs here: telling. Not here: mending: a run that failed is repeated by a sch
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import dagster as dg
@@ -94,8 +95,25 @@ def read_only_bookies(where: Cluster) -> list[str]:
     return sorted(found.names) if found else []
 
 
+@dataclass(frozen=True)
+class _ReadOnly:
+    """What the alarm knows between ticks: which bookies were read-only, and which of them were posted."""
+
+    seen: list[str]
+    told: list[str]
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> "_ReadOnly":
+        """None yet is as if none were. A list, as it was stored before, was posted."""
+        stored = json.loads(cursor or "[]")
+        return cls(stored, stored) if isinstance(stored, list) else cls(**stored)
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+
 def read_only_sensor(cluster: str, job: Any) -> dg.SensorDefinition:
-    """Rings when a bookie has become read-only."""
+    """Rings when a bookie has become read-only, or is so no more."""
     asset_key = key(cluster, "bookie_disk")
 
     @dg.sensor(
@@ -103,9 +121,10 @@ def read_only_sensor(cluster: str, job: Any) -> dg.SensorDefinition:
         job=job,
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.STOPPED,
-        description="When the set of read-only bookies changes: turns the check `bookies_writable` of `bookie_disk`. "
-        "For those that have become read-only it starts `report_storage`, and posts to `automation.alert_webhook`. "
-        "Changes nothing of the cluster. A post that fails is repeated: the tick fails.",
+        description="When the set of read-only bookies changes: starts `report_storage`, which tells whether those "
+        "that are so no more are writable, or gone. Those that have become so turn the check `bookies_writable` of "
+        "`bookie_disk` at once, and are posted to `automation.alert_webhook`. Changes nothing of the cluster. A post "
+        "that fails is repeated, and fails the tick.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         try:
@@ -113,21 +132,33 @@ def read_only_sensor(cluster: str, job: Any) -> dg.SensorDefinition:
             now = read_only_bookies(where)
         except LifecycleError as error:
             return dg.SkipReason(f"the bookies could not be asked for: {error}")
-        before = json.loads(context.cursor) if context.cursor else []
-        if now == before:
-            return dg.SkipReason(f"{len(now)} bookies are read-only, as before")
-        if new := sorted(set(now) - set(before)):
-            with where.ports(read_only=True) as ports:
-                if ports.alerts is not None:
-                    ports.alerts.send(read_only_document(cluster, new))
+        before = _ReadOnly.parse(context.cursor)
+        told, unchanged = sorted(set(now) & set(before.told)), now == before.seen
+        if new := sorted(set(now) - set(told)):
+            try:
+                _post(where, cluster, new)
+                told = now
+            except LifecycleError as error:
+                if unchanged:
+                    raise
+                context.log.warning(f"not posted yet, the next tick tries again: {error}")  # the check does not wait
+        known = _ReadOnly(now, told)
+        if unchanged:
+            return dg.SensorResult(skip_reason=f"{len(now)} bookies are read-only, as before", cursor=known.dump())
         found = dg.AssetCheckEvaluation(
             asset_key=asset_key,
             check_name=WRITABLE,
-            passed=not now,
+            passed=False,
             severity=dg.AssetCheckSeverity.ERROR,
-            description=f"read-only: {', '.join(now)}" if now else "all bookies are writable",
+            description=f"read-only: {', '.join(now)}",
         )
-        requests = [dg.RunRequest(tags={READER: cluster})] if new else []
-        return dg.SensorResult(requests, asset_events=[found], cursor=json.dumps(now))
+        requests = [dg.RunRequest(tags={READER: cluster})]
+        return dg.SensorResult(requests, asset_events=[found] if now else [], cursor=known.dump())
 
     return ring
+
+
+def _post(where: Cluster, cluster: str, bookies: Sequence[str]) -> None:
+    with where.ports(read_only=True) as ports:
+        if ports.alerts is not None:
+            ports.alerts.send(read_only_document(cluster, bookies))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -220,41 +220,61 @@ def test_a_webhook_that_is_not_there_names_no_secret(url: str) -> None:
     assert KEY not in str(refused.value)
 
 
+def read_only_alarm(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], Any]:
+    """A tick of the sensor by its cursor; it posts to ``$HOOK``, and starts `report_storage` alone."""
+    automation = scene.settings.automation.model_validate({"alert_webhook": {"env": "HOOK"}})
+    where = Cluster(scene.settings.model_copy(update={"automation": automation}), connect=scene.cluster.connect)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    repository = build_defs().get_repository_def()
+    sensor = repository.get_sensor_def("bookie_read_only")
+    assert [target.job_name for target in sensor.targets] == ["report_storage"]
+
+    def rung(cursor: str | None) -> Any:
+        resources = {"lifecycle": LifecycleResource()}
+        return sensor.evaluate_tick(
+            dg.build_sensor_context(cursor=cursor, resources=resources, repository_def=repository)
+        )
+
+    return rung
+
+
 def test_a_bookie_that_becomes_read_only_is_posted_turns_its_check_and_has_the_disks_looked_at_once(
     scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted
 ) -> None:
     monkeypatch.setenv("HOOK", hook.url)
-    automation = scene.settings.automation.model_validate({"alert_webhook": {"env": "HOOK"}})
-    where = Cluster(scene.settings.model_copy(update={"automation": automation}), connect=scene.cluster.connect)
-    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
-    defs = build_defs()
-    sensor = defs.get_repository_def().get_sensor_def("bookie_read_only")
+    rung = read_only_alarm(scene, monkeypatch)
     store, path = scene.servers.open_store(), "/ledgers/available/readonly/bookie-1:3181"
-
-    def rung(cursor: str | None) -> Any:
-        return sensor.evaluate_tick(
-            dg.build_sensor_context(
-                cursor=cursor,
-                resources={"lifecycle": LifecycleResource()},
-                repository_def=defs.get_repository_def(),
-            )
-        )
-
     assert "0 bookies are read-only" in rung(None).skip_message
     store.create(path, b"", parents=True)
     hook.status = 503
-    with pytest.raises(Unavailable):  # the next tick posts it again
-        rung(None)
-    hook.status = 204
-    found = rung(None)
-    assert [document["bookies"] for _, document in hook.documents] == [["bookie-1:3181"]] * 2
+    found = rung(None)  # the check does not wait for the webhook
     (request,), (check,) = found.run_requests, found.asset_events
-    assert ([target.job_name for target in sensor.targets], READER in request.tags) == (["report_storage"], True)
+    assert READER in request.tags
     assert (check.check_name, check.passed, check.severity) == ("bookies_writable", False, dg.AssetCheckSeverity.ERROR)
     assert "bookie-1:3181" in check.description
-    assert not rung(found.cursor).run_requests  # as before
+    with pytest.raises(Unavailable):  # the next tick posts it again
+        rung(found.cursor)
+    hook.status = 204
+    posted = rung(found.cursor)
+    assert [document["bookies"] for _, document in hook.documents] == [["bookie-1:3181"]] * 3
+    assert not posted.run_requests
+    assert not rung(posted.cursor).run_requests  # as before
     store.delete(path, 0)
-    again = rung(found.cursor)
-    assert not again.run_requests
-    assert [check.passed for check in again.asset_events] == [True]
-    assert len(hook.documents) == 2
+    again = rung(posted.cursor)
+    assert len(again.run_requests) == 1  # it may be writable by now, or gone: that is the report's to tell
+    assert not again.asset_events
+    assert len(hook.documents) == 3
+    assert not rung(again.cursor).run_requests
+    store.create(path, b"", parents=True)
+    assert len(rung(again.cursor).asset_events) == 1
+    assert len(hook.documents) == 4
+
+
+def test_bookies_that_an_older_version_posted_are_not_posted_again(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, hook: Posted
+) -> None:
+    monkeypatch.setenv("HOOK", hook.url)
+    rung = read_only_alarm(scene, monkeypatch)
+    scene.servers.open_store().create("/ledgers/available/readonly/bookie-1:3181", b"", parents=True)
+    assert "as before" in rung('["bookie-1:3181"]').skip_message
+    assert not hook.documents
