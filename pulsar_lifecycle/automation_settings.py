@@ -180,7 +180,7 @@ class KindAutomation(Automated):
     """Ledgers of one topic."""
     max_growth: float = Field(default=10.0, ge=1)
     """How many times more ledgers, and how many times more bytes, than any plan that was applied in the last 30 days.
-    Of one that was applied in part, as many bytes count as its share of the ledgers."""
+    Of one that was applied in part, what was done counts."""
     growth_from: int = Field(default=1_000, ge=0)
     """Up to so many ledgers a plan may grow as it likes: also the first ones, before any was applied."""
     growth_from_bytes: int = Field(default=100 << 30, ge=0)

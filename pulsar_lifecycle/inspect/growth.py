@@ -6,12 +6,13 @@ Belongs here: reading that from lake and journal. Not here: what is too much (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pulsar_lifecycle.inspect.kept_plans import Plan, plans_of
-from pulsar_lifecycle.journal.approvals import APPLIED_WITHIN_MS, applied_plans
-from pulsar_lifecycle.ports import Lake
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.inspect.kept_plans import Plan, plans_of, stored_plan
+from pulsar_lifecycle.journal.approvals import APPLIED_WITHIN_MS, applied_ledgers, applied_plans
 from pulsar_lifecycle.runs.automation_rule import Amount
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.values.outcomes import Outcome
@@ -27,6 +28,8 @@ CLOCKS_APART_MS = 86_400_000
 """How far the clocks of hosts and of the lake may be apart, for what dates plans and rows of the journal."""
 _STAYED = (Outcome.REFUSED, Outcome.LEFT, Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT, Outcome.FAILED)
 """What a run says of what it did nothing about."""
+_BY_SHARE = (PlanKind.DELAYED_INDEX, PlanKind.CONSUMED_RECORDS)
+"""Kinds of plans of which one row is not one ledger of the journal."""
 
 
 def plans_since(where: Cluster, kind: PlanKind, since: int) -> list[Plan]:
@@ -56,9 +59,9 @@ def largest_applied(
 ) -> Amount:
     """To how many ledgers any plan of a kind but ``plan`` was applied in the last 30 days, at most, and how many bytes.
 
-    They may be few of those that it has: its bytes then count by its share of the ledgers. The last days are looked at
-    first, and nothing before them where ``grew`` is false beside these. Reads the journal since the oldest of these
-    plans was made, up to 30 days: ask it only where it decides.
+    They may be few of those that it has: their bytes count. The last days are looked at first, and nothing before them
+    where ``grew`` is false beside these. Reads the journal since the oldest of these plans was made, up to 30 days, and
+    the rows of plans that were applied in part: ask it only where it decides.
     """
     largest = Amount()
     for days in (LATELY_MS, APPLIED_WITHIN_MS):
@@ -68,19 +71,27 @@ def largest_applied(
         begun = max(since, min((one.created_at for one in others.values()), default=now) - CLOCKS_APART_MS)
         mine = where.settings.cluster
         applied = applied_plans(where.journal_reader, mine, list(others), begun, kind.effects, but=_STAYED)
-        most = _most_bytes(where.lake, kind, ((others[plan_id], ledgers) for plan_id, ledgers in applied.items()))
-        largest = Amount(max(applied.values(), default=0), most)
+        largest = Amount(max(applied.values(), default=0))
+        sized = sorted(map(others.__getitem__, applied), key=lambda one: bytes_of(one, kind.action), reverse=True)
+        for one in sized:
+            if bytes_of(one, kind.action) <= largest.bytes or (grew and not grew(largest)):
+                break
+            done = _bytes_done(where, kind, one, applied[one.plan_id], begun)
+            largest = Amount(largest.ledgers, max(largest.bytes, done))
         if grew and not grew(largest):
             break
     return largest
 
 
-def _most_bytes(lake: Lake, kind: AutomatedKind, applied: Iterable[tuple[Plan, int]]) -> int:
-    """The most bytes that any of these plans was applied to, each with how many of its ledgers it was."""
-    most = 0.0
-    for plan, ledgers in sorted(applied, key=lambda one: bytes_of(one[0], kind.action), reverse=True):
-        if bytes_of(plan, kind.action) <= most:
-            break
-        whole = kind.amount(lake, plan)
-        most = max(most, whole.bytes * min(1.0, ledgers / max(whole.ledgers, 1)))
-    return int(most)
+def _bytes_done(where: Cluster, kind: AutomatedKind, plan: Plan, ledgers: int, since: int) -> int:
+    """How many bytes a plan was applied to that was applied to so many ledgers at ``since`` (ms) or later."""
+    whole = kind.amount(where.lake, plan)
+    if ledgers >= whole.ledgers:
+        return whole.bytes
+    if kind.kind in _BY_SHARE:
+        return int(whole.bytes * ledgers / max(whole.ledgers, 1))
+    of, journal = where.settings.cluster, where.journal_reader
+    ids = applied_ledgers(journal, of, plan.plan_id, since, kind.effects, but=_STAYED)
+    rows = kind.rows(stored_plan(where.lake, plan.plan_id)[1], ())
+    done = rows.filter(pc.is_in(rows.column("ledger_id"), value_set=ids))
+    return int(pc.sum(done.column(kind.bytes)).as_py() or 0)

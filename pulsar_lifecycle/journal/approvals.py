@@ -100,12 +100,35 @@ def applied_plans(
     """
     if not plan_ids:
         return {}
-    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
-    actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
-    changes = (actions if only else ~actions) & ~pc.field("outcome").isin([Outcome.VERIFIED, *but])
-    effects = named & changes & filed_since(since)
-    rows = journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic"])
+    rows = _done(journal, cluster, plan_ids, since, only, but)
     counted = rows.group_by("plan_id").aggregate([("ledger_id", "count_distinct"), ("topic", "count_distinct")])
     return {
         row["plan_id"]: max(row["ledger_id_count_distinct"], row["topic_count_distinct"]) for row in counted.to_pylist()
     }
+
+
+def applied_ledgers(
+    journal: JournalReader,
+    cluster: str,
+    plan_id: str,
+    since: int,
+    only: Collection[Action] = (),
+    but: Collection[Outcome] = (),
+) -> pa.Array:
+    """Which ledgers of a plan :func:`applied_plans` counts, each once."""
+    return _done(journal, cluster, [plan_id], since, only, but).column("ledger_id").unique()
+
+
+def _done(
+    journal: JournalReader,
+    cluster: str,
+    plan_ids: Collection[str],
+    since: int,
+    only: Collection[Action],
+    but: Collection[Outcome],
+) -> pa.Table:
+    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
+    actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
+    changes = (actions if only else ~actions) & ~pc.field("outcome").isin([Outcome.VERIFIED, *but])
+    effects = named & changes & filed_since(since)
+    return journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic"])

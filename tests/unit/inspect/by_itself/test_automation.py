@@ -32,6 +32,7 @@ from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.gaps import Gap, GapCode
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.values.refusals import RefusalCode
 from pulsar_lifecycle.values.store_history import WHAT_TO_DO
 from tests.kit.automated_cluster import OFFLOAD, RETENTION, automated, offload_planned, planned
@@ -400,6 +401,27 @@ def test_bytes_grow_though_ledgers_do_not(scene: RetentionScene, monkeypatch: py
     scene.servers.replicate(scene.topic("c", 100, 100, 100), 1, 10 * plan.physical_bytes)
     make_retention_plan(where, scene.scan())
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
+
+
+def test_of_a_plan_applied_in_part_the_bytes_of_what_it_was_applied_to_count(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few topics go by themselves, the others' ledgers say nothing of how many bytes theirs have."""
+    mine = [f"persistent://acme/orders/{name}" for name in ("a", "b", "c")]
+    where = automated(scene, monkeypatch, mode="apply", growth_from_bytes=100, namespaces=mine)
+    scene.topic("small", *[100] * 51)
+
+    def large(name: str, mebibytes: int) -> PlanSummary:
+        scene.servers.replicate(scene.topic(name, 100, 100), 1, mebibytes << 20)
+        return make_retention_plan(where, scene.scan())[0]
+
+    first = large("a", 10)
+    apply_retention(where, "hand", Order(first.plan_id, first.digest, namespaces=tuple(mine)), dry_run=False)
+    second = large("b", 20)
+    assert growth_of(where, "retention", second).largest == Amount(1, 10 << 20)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
+    large("c", 101)
+    assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
 
 
 @pytest.mark.parametrize(
