@@ -6,6 +6,7 @@ storage. Not here: scans and plans that such a clock dated (``pulsar-lifecycle a
 
 from __future__ import annotations
 
+import sys
 import time
 
 import dagster as dg
@@ -54,8 +55,12 @@ def _begun_anew(state: InstigatorState, now: float) -> InstigatorState:
 
 def main() -> None:
     """Of the instance of ``$DAGSTER_HOME``, by the clock as it is now."""
-    mended = forget_ticks_ahead(dg.DagsterInstance.get(), time.time())
-    print("\n".join(f"{name} ticks again" for name in mended) or "no tick is dated ahead of this clock")
+    instance = dg.DagsterInstance.get()
+    if not (known := len(instance.all_instigator_state())):
+        sys.exit(f"{instance.root_directory} knows no sensor and no schedule: set DAGSTER_HOME to the daemon's")
+    mended = forget_ticks_ahead(instance, time.time())
+    none = f"of {known} sensors and schedules none has a tick dated ahead of this clock"
+    print("\n".join(f"{name} ticks again" for name in mended) or none)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dagster._core.scheduler.instigation import (
 )
 from dagster._daemon.sensor import get_elapsed
 
-from orchestration.automatic.after_clock import forget_ticks_ahead
+from orchestration.automatic.after_clock import forget_ticks_ahead, main
 
 NOW, HOUR = 1_900_000_000.0, 3600.0
 
@@ -83,3 +83,15 @@ def test_a_schedule_that_was_switched_on_by_such_a_clock_counts_as_switched_on_n
     _ticked(instance, "hourly_scan", ScheduleInstigatorData("7 * * * *", NOW + HOUR, None), NOW - HOUR)
     assert forget_ticks_ahead(instance, NOW) == ["hourly_scan"]
     assert _state(instance, "hourly_scan").instigator_data == ScheduleInstigatorData("7 * * * *", NOW, None)
+
+
+def test_a_home_that_is_not_the_daemons_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match="set DAGSTER_HOME to the daemon's"):
+        main()
+    with dg.DagsterInstance.get() as home:
+        _ticked(home, "automation", SensorInstigatorData(), HOUR)
+    main()
+    assert capsys.readouterr().out.startswith("of 1 sensors and schedules none has a tick dated ahead")
