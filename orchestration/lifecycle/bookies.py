@@ -67,13 +67,33 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         raise dg.Failure(
             f"{len(wrong)} of {len(done)} bookies did not end a collection, the first: {first.bookie}: "
             f"{first.outcome.value}: {first.why}",
-            metadata=done_shown(done),
+            metadata=done_shown(plan, done),
         )
-    context.add_output_metadata(done_shown(done))
+    context.add_output_metadata(done_shown(plan, done))
 
 
 def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -> dict[str, Any]:
     """The plan's page: which bookies, in their order, why not the others, and settings that keep disks full."""
+    found = [(one.bookie, text) for one in disks for text in remedies(one)]
+    return {
+        "could free, about": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
+        "plan": _planned(plan),
+        "settings": dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found)),
+    }
+
+
+def done_shown(plan: Sequence[PlannedCollection], done: Sequence[Collected]) -> dict[str, Any]:
+    """What became of each bookie, why others were left alone, and the bytes that are free beyond those before."""
+    cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.why.text) for one in done]
+    return {
+        "dry run": False,
+        "freed": sum(one.freed for one in done),
+        "bookies": dg.MetadataValue.md(show.markdown(["bookie", "rack", "outcome", "freed", "why"], cells)),
+        "plan": _planned(plan),
+    }
+
+
+def _planned(plan: Sequence[PlannedCollection]) -> dg.MetadataValue:
     rows = [
         {
             "bookie": row.bookie,
@@ -85,22 +105,7 @@ def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -
         for row in plan
     ]
     columns: dict[str, str] = dict.fromkeys(rows[0] if rows else (), "string")
-    found = [(one.bookie, text) for one in disks for text in remedies(one)]
-    return {
-        "could free, about": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
-        "plan": show.table(rows, columns),
-        "settings": dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found)),
-    }
-
-
-def done_shown(done: Sequence[Collected]) -> dict[str, Any]:
-    """What became of each bookie, and the bytes that their disks have free now beyond those before."""
-    cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.why.text) for one in done]
-    return {
-        "dry run": False,
-        "freed": sum(one.freed for one in done),
-        "bookies": dg.MetadataValue.md(show.markdown(["bookie", "rack", "outcome", "freed", "why"], cells)),
-    }
+    return show.table(rows, columns)
 
 
 @dg.job(
