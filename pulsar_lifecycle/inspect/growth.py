@@ -6,11 +6,13 @@ Belongs here: reading that from lake and journal. Not here: what is too much (``
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.inspect.kept_plans import Plan, plans_of, stored_plan
 from pulsar_lifecycle.journal.approvals import APPLIED_WITHIN_MS, applied_ledgers, applied_plans
 from pulsar_lifecycle.runs.automation_rule import Amount
@@ -88,8 +90,14 @@ def _bytes_done(where: Cluster, kind: AutomatedKind, plan: Plan, ledgers: int, s
     whole = kind.amount(where.lake, plan)
     if ledgers >= whole.ledgers:
         return whole.bytes
-    if kind.kind in _BY_SHARE:
-        return int(whole.bytes * ledgers / max(whole.ledgers, 1))
+    if kind.kind not in _BY_SHARE:
+        with contextlib.suppress(NotFound):  # rows that the lake has no more
+            return _bytes_in(where, kind, plan, since)
+    return int(whole.bytes * ledgers / max(whole.ledgers, 1))
+
+
+def _bytes_in(where: Cluster, kind: AutomatedKind, plan: Plan, since: int) -> int:
+    """How many bytes the rows of a plan have that were applied."""
     of, journal = where.settings.cluster, where.journal_reader
     ids = applied_ledgers(journal, of, plan.plan_id, since, kind.effects, but=_STAYED)
     rows = kind.rows(stored_plan(where.lake, plan.plan_id)[1], ())

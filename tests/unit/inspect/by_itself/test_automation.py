@@ -422,6 +422,8 @@ def test_of_a_plan_applied_in_part_the_bytes_of_what_it_was_applied_to_count(
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GOES
     large("c", 101)
     assert decision_of(where, RETENTION)[0].code is AutomationCode.GREW
+    monkeypatch.setattr("pulsar_lifecycle.inspect.growth.stored_plan", raising(NotFound("its rows are gone")))
+    assert growth_of(where, "retention", second).largest == Amount(1, 205_612)  # by its share then
 
 
 @pytest.mark.parametrize(
