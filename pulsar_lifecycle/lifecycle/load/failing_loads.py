@@ -3,8 +3,10 @@
 Belongs here: which failures there are, and finding them in the tables of a scan. Not here: which ledgers are lost
 (``bookies/lost_ledgers.py``). Loads nothing. Upstream, managed-ledger 4.0.7: ``ManagedLedgerImpl.initialize`` opens the
 last ledger, and ``ManagedCursorImpl.recoverFromLedger`` reads the last entry of each cursor's ledger; of a ledger that
-does not exist, both go on without it. No schema is read: brokers do that for producers and consumers, and drop a schema
-whose ledger does not exist (``SchemaRegistryServiceImpl.trimDeletedSchemaAndGetList``).
+does not exist, both go on without it. ``initializeBookKeeper`` then begins a ledger, unless the topic is terminated.
+Before that a broker waits for the policies of the namespace's topics (``SystemTopicBasedTopicPoliciesService``), except
+of a system topic. No schema is read: brokers do that for producers and consumers, and drop a schema whose ledger does
+not exist (``SchemaRegistryServiceImpl.trimDeletedSchemaAndGetList``).
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.lifecycle.bookies.lost_ledgers import LOSS_COLUMNS, LOST, LedgerLoss, lost_ledgers
 from pulsar_lifecycle.lifecycle.retention_tables import IDLE, UNLOADED
-from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.metastore.load_state import NO_WORD, ask_configurations
+from pulsar_lifecycle.metastore.namespaces import policy_documents
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Lake
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.policies import topics_have_policies
 from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, Problem
 
 
@@ -43,6 +50,14 @@ class LoadFailure(StrEnum):
     """No bookie that has the last entry of a cursor's ledger is registered, or that ledger's z-node has no data. Start
     the bookies. Where they are gone for good, brokers with `managedLedgerForceRecovery` load the topic: the
     subscription goes back to the position in its z-node, and what it acknowledged since is delivered again."""
+    TOO_FEW_BOOKIES = "too_few_bookies"
+    """Each load begins a ledger, and fewer bookies take entries than it is to be on: `bookkeeperEnsemble` of its
+    namespace, else `managedLedgerDefaultEnsembleSize`. Start bookies, or free the disks of read-only ones. A policy of
+    the topic's own and `bookkeeper_opportunisticStriping` are not looked at."""
+    POLICIES_UNREADABLE = "policies_unreadable"
+    """Before a broker loads a topic it reads `__change_events` of its namespace, which no broker can load: that topic's
+    code says why. Without its messages brokers forget the policies that topics have of their own, such as a longer
+    retention, and go by the namespace's: set that so that nothing is lost before you delete a ledger of it."""
 
 
 FAILING_LOADS = pa.schema(
@@ -67,19 +82,60 @@ _OF_CURSOR_LEDGER = {
 
 
 def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
-    """:data:`FAILING_LOADS` of a scan, by the bookies that are registered now, sorted by topic.
+    """:data:`FAILING_LOADS` of a scan, by the bookies that are registered and the policies now, sorted by topic.
 
     What a broker has loaded is left out: when it lets go of a topic, it closes the last ledger by metadata alone, and
-    says anew where cursors stand. Raises what ZooKeeper raises.
+    says anew where cursors stand. Raises what ZooKeeper raises; what no broker says for want of an answer is no reason.
     """
     lake = cluster.lake
     with cluster.ports(read_only=True) as ports:
-        registered = frozenset(ports.bookies.bookies())
+        bookies = ports.bookies.bookies()
+        brokers = _configurations(ports.admin)
+        needed = _ensembles(policy_documents(ports.configuration).known, brokers)
+    registered = frozenset(bookies)
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
     lost = pa.concat_tables([LOST.empty_table(), *cluster.tasks.map(_Lost(lake, registered), parts)])
     topics = _Topics(lake, *(cluster.parts(epoch_id, one) for one in ("topics", "managed_ledgers", "managed_cursors")))
     rows = [*topics.undecodable(), *topics.of_last_ledgers(lost), *topics.of_cursor_ledgers(lost)]
-    return pa.Table.from_pylist(rows, FAILING_LOADS).sort_by([("topic", "ascending"), ("code", "ascending")])
+    writable = sum(not read_only for read_only in bookies.values())
+    few = {
+        name: f"a load begins a ledger on {size} bookies, and {writable} of {len(bookies)} registered take entries"
+        for name, size in needed.items()
+        if size > writable
+    }
+    unread = _without_policies(rows) if all(map(topics_have_policies, brokers)) else {}
+    found = [
+        pa.Table.from_pylist(rows, FAILING_LOADS),
+        *topics.of_namespaces(few, LoadFailure.TOO_FEW_BOOKIES),
+        *topics.of_namespaces(unread, LoadFailure.POLICIES_UNREADABLE, clients=True),
+    ]
+    return pa.concat_tables(found).sort_by([("topic", "ascending"), ("code", "ascending")])
+
+
+def _configurations(admin: BrokerAdmin) -> Sequence[Mapping[str, str]]:
+    """What the brokers that answer are configured with."""
+    try:
+        return list(ask_configurations(admin)[0].values())
+    except NO_WORD:
+        return []
+
+
+def _ensembles(namespaces: Mapping[str, Mapping[str, Any]], brokers: Sequence[Mapping[str, str]]) -> Mapping[str, int]:
+    """On how many bookies a new ledger of each namespace is, where that is known; where brokers differ, the fewest."""
+    said = [one.get(_BROKER_ENSEMBLE, "") for one in brokers]
+    default = min(map(int, said)) if said and all(map(str.isdecimal, said)) else None
+    found = {name: (own.get(_PERSISTENCE) or {}).get(_ENSEMBLE, default) for name, own in namespaces.items()}
+    return {name: size for name, size in found.items() if type(size) is int}
+
+
+def _without_policies(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    """The namespaces of which no broker can load ``__change_events``, by these rows of topics that no broker has."""
+    some = (Topic.parse(row["topic"]) for row in rows if row["ledger_id"] is not None)
+    of = [one for one in some if one.partitioned_parent.local == CHANGE_EVENTS]
+    return {str(one.namespace): f"brokers read policies in {one} first, which they cannot load" for one in of}
+
+
+_PERSISTENCE, _ENSEMBLE, _BROKER_ENSEMBLE = "persistence", "bookkeeperEnsemble", "managedLedgerDefaultEnsembleSize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +178,7 @@ class _Topics:
             return
         here = pc.field("last_ledger_id").isin(pa.array(list(losses), pa.int64()))
         rows = list(self._rows(self.topics, ["managed_ledger", "topic", "last_ledger_id"], IDLE & here))
-        shadows = {
-            row["managed_ledger"]
-            for row in self._rows(self.managed_ledgers, ["managed_ledger"], pc.field("shadow_source").is_valid())
-        }
+        shadows = self._shadows()
         for row in rows:
             if row["managed_ledger"] not in shadows:
                 code, why = losses[row["last_ledger_id"]]
@@ -147,6 +200,30 @@ class _Topics:
                 ledger_id = row["cursors_ledger_id"]
                 code, why = losses[ledger_id]
                 yield _row(row, code, f"ledger {ledger_id} of cursor {row['cursor']} {why}", ledger_id=ledger_id)
+
+    def of_namespaces(self, why: Mapping[str, str], code: LoadFailure, *, clients: bool = False) -> Iterator[pa.Table]:
+        """Topics of these namespaces that no broker has and that begin a ledger; ``clients``: no system topics."""
+        if not why:
+            return
+        names = pa.array(list(why), pa.string())
+        texts, shadows = pa.array(list(why.values()), pa.string()), pa.array(self._shadows(), pa.string())
+        where = (UNLOADED | IDLE) & pc.field("namespace").isin(names) & ~pc.field("terminated")
+        where &= ~pc.field("managed_ledger").isin(shadows)
+        if clients:
+            where &= ~pc.match_substring_regex(pc.field("topic"), "^[^:]+://[^/]+/[^/]+/__|^[^:]+://pulsar/system/")
+        for batch in self.lake.batches(self.topics, ["topic", "namespace"], where):
+            columns = {
+                "topic": batch.column("topic"),
+                "code": pa.repeat(pa.scalar(code.value), batch.num_rows),
+                "why": texts.take(pc.index_in(batch.column("namespace"), names)),
+            }
+            nothing = {field.name: pa.nulls(batch.num_rows, field.type) for field in FAILING_LOADS}
+            yield pa.table(nothing | columns, FAILING_LOADS)
+
+    def _shadows(self) -> list[str]:
+        """Managed ledgers of shadow topics."""
+        shadow = pc.field("shadow_source").is_valid()
+        return [row["managed_ledger"] for row in self._rows(self.managed_ledgers, ["managed_ledger"], shadow)]
 
     def _rows(self, parts: Sequence[str], columns: Sequence[str], where: pc.Expression) -> Iterator[dict[str, Any]]:
         for batch in self.lake.batches(parts, columns, where):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.failing_loads import LoadFailure, failing_loads
-from pulsar_lifecycle.model import Topic
-from tests.kit.fakes.bookie_admin import FakeBookieAdmin
+from pulsar_lifecycle.model import Position, Topic
+from tests.kit.fakes.bookie_admin import FakeBookieAdmin, status
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import data_tags
 
@@ -43,16 +44,17 @@ class Loads:
         self.servers.cursor(topic, "s", ledger=ledger)
         return ledger
 
-    def found(self, *registered: str) -> pa.Table:
+    def found(self, *registered: str, read_only: Sequence[str] = ()) -> pa.Table:
         """While these bookies are registered."""
         epoch = self.scene.scan()
         bookies = FakeBookieAdmin(*registered)
+        bookies.statuses |= {one: status(one, read_only=True) for one in read_only}
         connect = type("WithBookies", (self.scene.cluster.connect,), {"bookies": bookies})  # type: ignore[misc]
         return failing_loads(replace(self.scene.cluster, connect=connect), epoch.epoch_id)
 
-    def failing(self, *registered: str) -> dict[str, str]:
+    def failing(self, *registered: str, read_only: Sequence[str] = ()) -> dict[str, str]:
         """Codes by the last part of a topic's name."""
-        rows = self.found(*registered).to_pylist()
+        rows = self.found(*registered, read_only=read_only).to_pylist()
         assert len({row["topic"] for row in rows}) == len(rows)
         return {row["topic"].rpartition("/")[2]: row["code"] for row in rows}
 
@@ -117,3 +119,37 @@ def test_each_says_which_ledger_and_which_bookies(loads: Loads) -> None:
     last, cursors = found[str(named("died"))], found[str(named("away"))]
     assert (last["ledger_id"], cursors["ledger_id"], last["cursor"], cursors["cursor"]) == (died, away, None, "s")
     assert all(BOOKIE in row["why"] for row in (last, cursors))
+
+
+def test_no_topic_is_loaded_while_too_few_bookies_take_its_next_ledger(loads: Loads) -> None:
+    """Read-only ones take none. One whose namespace wants fewer, a terminated one and a shadow topic need none."""
+    servers = loads.servers
+    servers.admin.configuration = {one: {"managedLedgerDefaultEnsembleSize": "2"} for one in servers.admin.broker_ids}
+    loads.scene.topic("at-rest", 100)
+    loads.open_topic("died")
+    loads.open_topic("shadow", shadow_of=f"persistent://{NAMESPACE}/source")
+    ended = servers.ledger(data_tags(named("ended")))
+    servers.topic(named("ended"), [ended], terminated=Position(ended, 0))
+    servers.topic(named("loaded"), [servers.ledger(data_tags(named("loaded")))])
+    servers.load(named("loaded"))
+    few = LoadFailure.TOO_FEW_BOOKIES
+    assert loads.failing(BOOKIE, "another:3181") == {}
+    assert loads.failing(BOOKIE, "another:3181", read_only=["another:3181"]) == {"at-rest": few, "died": few}
+    why = loads.found(BOOKIE).column("why").to_pylist()
+    assert set(why) == {"a load begins a ledger on 2 bookies, and 1 of 1 registered take entries"}
+    servers.put(f"/admin/policies/{NAMESPACE}", b'{"persistence": {"bookkeeperEnsemble": 1}}')
+    assert loads.failing(BOOKIE) == {}
+
+
+def test_no_topic_is_loaded_whose_namespaces_policies_no_broker_can_load(loads: Loads) -> None:
+    """System topics wait for none, and nobody does where topics have none."""
+    loads.scene.topic("at-rest", 100)
+    loads.scene.topic("__transaction_buffer_snapshot", 100)
+    events = loads.open_topic("__change_events")
+    assert loads.failing(BOOKIE) == {}
+    loads.servers.put(loads.servers.path(events), b"")
+    bare = {"__change_events": LoadFailure.LAST_LEDGER_BARE}
+    assert loads.failing(BOOKIE) == {**bare, "at-rest": LoadFailure.POLICIES_UNREADABLE}
+    admin = loads.servers.admin
+    admin.configuration = {one: {"topicLevelPoliciesEnabled": "false"} for one in admin.broker_ids}
+    assert loads.failing(BOOKIE) == bare
