@@ -322,7 +322,7 @@ class InactivitySettings(Section):
     subscriptions: tuple[str, ...] = ()
     """The same of inactive subscriptions, whose unread messages then go by retention."""
     kept_subscriptions: tuple[str, ...] = ()
-    """Names of subscriptions that never go, as inactive or expired."""
+    """Names of subscriptions that never go, as inactive or expired: whole names, no patterns."""
     functions_metadata: str = FUNCTIONS_METADATA
     """The function workers' topic of functions, sinks and sources, whose subscriptions never go either:
     their ``pulsarFunctionsNamespace`` and ``functionMetadataTopicName``. Empty: none is read. Any other than the
