@@ -11,24 +11,27 @@ not exist (``SchemaRegistryServiceImpl.trimDeletedSchemaAndGetList``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.lifecycle.bookies.lost_ledgers import LOSS_COLUMNS, LOST, LedgerLoss, lost_ledgers
 from pulsar_lifecycle.lifecycle.retention_tables import IDLE, UNLOADED
-from pulsar_lifecycle.metastore.load_state import NO_WORD, ask_configurations
+from pulsar_lifecycle.metastore.load_state import ask_configurations
 from pulsar_lifecycle.metastore.namespaces import policy_documents
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Lake
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.policies import topics_have_policies
 from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, Problem
+
+T = TypeVar("T")
 
 
 class LoadFailure(StrEnum):
@@ -90,8 +93,8 @@ def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
     lake = cluster.lake
     with cluster.ports(read_only=True) as ports:
         bookies = ports.bookies.bookies()
-        brokers = _configurations(ports.admin)
-        needed = _ensembles(policy_documents(ports.configuration).known, brokers)
+        brokers = list(_said(lambda: ask_configurations(ports.admin)[0]).values())
+        needed = _ensembles(_said(lambda: policy_documents(ports.configuration).known), brokers)
     registered = frozenset(bookies)
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
     lost = pa.concat_tables([LOST.empty_table(), *cluster.tasks.map(_Lost(lake, registered), parts)])
@@ -112,26 +115,27 @@ def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
     return pa.concat_tables(found).sort_by([("topic", "ascending"), ("code", "ascending")])
 
 
-def _configurations(admin: BrokerAdmin) -> Sequence[Mapping[str, str]]:
-    """What the brokers that answer are configured with."""
+def _said(ask: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
+    """What servers say; nothing where they do not."""
     try:
-        return list(ask_configurations(admin)[0].values())
-    except NO_WORD:
-        return []
+        return ask()
+    except LifecycleError:
+        return {}
 
 
 def _ensembles(namespaces: Mapping[str, Mapping[str, Any]], brokers: Sequence[Mapping[str, str]]) -> Mapping[str, int]:
     """On how many bookies a new ledger of each namespace is, where that is known; where brokers differ, the fewest."""
     said = [one.get(_BROKER_ENSEMBLE, "") for one in brokers]
     default = min(map(int, said)) if said and all(map(str.isdecimal, said)) else None
-    found = {name: (own.get(_PERSISTENCE) or {}).get(_ENSEMBLE, default) for name, own in namespaces.items()}
+    own = {name: said.get(_PERSISTENCE) for name, said in namespaces.items()}
+    found = {name: said.get(_ENSEMBLE) if isinstance(said, Mapping) else default for name, said in own.items()}
     return {name: size for name, size in found.items() if type(size) is int}
 
 
 def _without_policies(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """The namespaces of which no broker can load ``__change_events``, by these rows of topics that no broker has."""
-    some = (Topic.parse(row["topic"]) for row in rows if row["ledger_id"] is not None)
-    of = [one for one in some if one.partitioned_parent.local == CHANGE_EVENTS]
+    some = (row["topic"] for row in rows if row["ledger_id"] is not None and f"/{CHANGE_EVENTS}" in row["topic"])
+    of = [one for one in map(Topic.parse, some) if one.partitioned_parent.local == CHANGE_EVENTS]
     return {str(one.namespace): f"brokers read policies in {one} first, which they cannot load" for one in of}
 
 

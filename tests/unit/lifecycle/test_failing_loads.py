@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class Loads:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scene = RetentionScene(folder, monkeypatch)
         self.servers = self.scene.servers
+        self.after_scan: Callable[[], None] = lambda: None
 
     def open_topic(self, name: str, **more: Any) -> int:
         """A topic whose last ledger was never closed; that one."""
@@ -47,6 +48,7 @@ class Loads:
     def found(self, *registered: str, read_only: Sequence[str] = ()) -> pa.Table:
         """While these bookies are registered."""
         epoch = self.scene.scan()
+        self.after_scan()
         bookies = FakeBookieAdmin(*registered)
         bookies.statuses |= {one: status(one, read_only=True) for one in read_only}
         connect = type("WithBookies", (self.scene.cluster.connect,), {"bookies": bookies})  # type: ignore[misc]
@@ -153,3 +155,13 @@ def test_no_topic_is_loaded_whose_namespaces_policies_no_broker_can_load(loads: 
     admin = loads.servers.admin
     admin.configuration = {one: {"topicLevelPoliciesEnabled": "false"} for one in admin.broker_ids}
     assert loads.failing(BOOKIE) == bare
+
+
+def test_what_no_broker_says_and_odd_policies_leave_the_rest_known(loads: Loads) -> None:
+    servers = loads.servers
+    loads.scene.topic("at-rest", 100)
+    last = loads.open_topic("bare")
+    servers.put(servers.path(last), b"")
+    servers.put(f"/admin/policies/{NAMESPACE}", b'{"persistence": "odd"}')
+    loads.after_scan = lambda: servers.admin.refusing.update(servers.admin.broker_ids)
+    assert loads.failing(BOOKIE) == {"bare": LoadFailure.LAST_LEDGER_BARE}
