@@ -32,6 +32,7 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Children
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics import load_losses
 from tests.simulation.mutations.mutation import Mutation
 from tests.simulation.operators import idling
 
@@ -85,9 +86,16 @@ def load_without_a_note() -> AbstractContextManager[Any]:
     return patch.object(control, "note_unload", lambda store, pending: True)
 
 
+@contextmanager
+def _in_both(name: str, instead: Callable[..., Any]) -> Iterator[None]:
+    """Replace what monitors take from the rule about loads in both modules."""
+    with patch.object(load_losses, name, instead), patch.object(monitors, name, instead):
+        yield
+
+
 def expire_at_once() -> AbstractContextManager[Any]:
     """Messages count as expired that are older than a second."""
-    return patch.object(monitors, "ttl", lambda *_: 1)
+    return _in_both("ttl", lambda *_: 1)
 
 
 def expire_for_everyone() -> AbstractContextManager[Any]:
@@ -97,23 +105,23 @@ def expire_for_everyone() -> AbstractContextManager[Any]:
 
 def expire_by(taken: Callable[[TopicPolicies], TopicPolicies]) -> AbstractContextManager[Any]:
     """Policies of topics are taken for others, as far as their TTL goes."""
-    real = monitors._ttl
-    return patch.object(monitors, "_ttl", lambda topic, *others: real(taken(topic), *others))
+    real = load_losses.ttl
+    return _in_both("ttl", lambda topic, *others: real(taken(topic), *others))
 
 
 def load_whatever_counts_at_first() -> AbstractContextManager[Any]:
     """What brokers do by global policies, before the local ones count, is nobody's business."""
-    return patch.object(monitors, "_at_first", lambda _: None)
+    return _in_both("at_first", lambda _: None)
 
 
 def brokers_may_expire_sooner() -> AbstractContextManager[Any]:
     """Whether brokers expire messages by a TTL that counts at first alone is nobody's business."""
-    return patch.object(monitors, "_sooner", lambda *_: False)
+    return patch.object(load_losses, "_sooner", lambda *_: False)
 
 
 def brokers_may_forget() -> AbstractContextManager[Any]:
     """Whether brokers delete what a topic has for deduplication, as that is off at first, is nobody's business."""
-    return patch.object(monitors, "_forgets", lambda *_: False)
+    return patch.object(load_losses, "_forgets", lambda *_: False)
 
 
 def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
