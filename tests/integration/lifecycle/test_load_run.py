@@ -183,7 +183,7 @@ def test_what_a_killed_run_has_loaded_the_next_one_unloads(
             keep_inactive_topics(admin, namespace)
             ids[name] = filled(aged.client, admin, name, subscribed=number != UNSUBSCRIBED)
             no_retention(admin, namespace)
-            expiry(admin, namespace, 5)
+            expiry(admin, namespace, 2)  # past it once the last one counts as unloaded
     since = time.time()
     wait_unlisted(lone, names)
     wait_until_unloaded_counts(since)
