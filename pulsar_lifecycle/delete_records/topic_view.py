@@ -229,9 +229,12 @@ def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters
 def losing(run: TopicRun, view: PartitionView, cut: Cut) -> Refusal | None:
     """Why its broker is not asked for what a partition is loaded for: it would lose data. None if it may be.
 
-    Moving a cursor has one loaded that no broker has; a new ledger is begun by a load, whoever had it before.
+    Moving a cursor has one loaded that no broker has; a new ledger is begun by a load, whoever had it before. One that
+    counts as loaded is unloaded once its ledgers are off its list: that loads it first where no broker has it, and its
+    clients load it again.
     """
-    if not cut.rolls and (view.broker or not cut.moved):
+    unloaded = view.loaded and cut.ledgers
+    if not cut.rolls and not unloaded and (view.broker or not cut.moved):
         return None
     loss = run.lost_at_load(view.topic, view.positions)
     return Refusal(RecordsError.LOAD_WOULD_LOSE, loss) if loss else None

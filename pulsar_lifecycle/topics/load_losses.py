@@ -17,7 +17,9 @@ from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic
 from pulsar_lifecycle.topics.policies import (
     CLUSTERS,
+    IN_CHANGE_EVENTS,
     POLICY_SWITCHES,
+    SERVICE,
     InForce,
     Layers,
     cluster_names,
@@ -92,7 +94,7 @@ _WOULD = {
     ),
     LoadLoss.REPLICATOR_WOULD_BE_DELETED: (
         "deletes a replicator's cursor with what it has not sent, as its replication clusters do not name that "
-        "cluster: name it again until all is sent"
+        "cluster: name it again until all is sent; if all is, have a client load the topic"
     ),
     LoadLoss.LOSS_UNKNOWN: (
         "may have it lose data, as its policies, or its brokers' settings, are not known: look whether all brokers "
@@ -175,7 +177,7 @@ def brokers_say(configurations: Mapping[str, Mapping[str, str]]) -> dict[str, st
 
     ``configurations``: by broker id.
     """
-    said = list(configurations.values())
+    said = [{SERVICE: IN_CHANGE_EVENTS, **one} for one in configurations.values()]  # earlier brokers do not say it
     values = {name: {one.get(name) for one in said} for name in LOSS_NAMES | POLICY_SWITCHES}
     alike = {name: value for name, found in values.items() if len(found) == 1 and (value := next(iter(found)))}
     if any(len(values[name]) > 1 for name in POLICY_SWITCHES):  # nobody knows where policies of topics are

@@ -17,15 +17,15 @@ from pulsar_lifecycle.model import Topic
 
 T = TypeVar("T")
 
-_ENABLED, _SYSTEM_TOPICS, _SERVICE = "topicLevelPoliciesEnabled", "systemTopicEnabled", "topicPoliciesServiceClassName"
-POLICY_SWITCHES = frozenset({_ENABLED, _SYSTEM_TOPICS, _SERVICE})
+_ENABLED, _SYSTEM_TOPICS, SERVICE = "topicLevelPoliciesEnabled", "systemTopicEnabled", "topicPoliciesServiceClassName"
+POLICY_SWITCHES = frozenset({_ENABLED, _SYSTEM_TOPICS, SERVICE})
 """What broker.conf calls what decides whether topics have policies of their own, and where these are."""
 INACTIVE = "inactiveTopicPolicies"
 """What TopicPolicies calls the policy about inactive topics."""
 CLUSTERS = "replicationClusters"
 """What it calls the clusters that a topic is replicated between (``AbstractTopic.updateTopicPolicy``, 4.0.7)."""
 _NAMESPACE_CLUSTERS = "replication_clusters"
-_IN_CHANGE_EVENTS = "org.apache.pulsar.broker.service.SystemTopicBasedTopicPoliciesService"
+IN_CHANGE_EVENTS = "org.apache.pulsar.broker.service.SystemTopicBasedTopicPoliciesService"
 
 
 class Unreadable(StrEnum):
@@ -63,14 +63,14 @@ def topics_have_policies(brokers: Mapping[str, str]) -> bool:
 
     Source: ``PulsarService.initTopicPoliciesService``.
     """
-    ignored = brokers.get(_SYSTEM_TOPICS) == "false" and brokers.get(_SERVICE, _IN_CHANGE_EVENTS) == _IN_CHANGE_EVENTS
+    ignored = brokers.get(_SYSTEM_TOPICS) == "false" and brokers.get(SERVICE, IN_CHANGE_EVENTS) == IN_CHANGE_EVENTS
     return brokers.get(_ENABLED) != "false" and not ignored
 
 
 def kept_elsewhere(brokers: Mapping[str, str]) -> Unknown | None:
     """Why policies of topics cannot be known, by the brokers' configuration."""
-    service = brokers.get(_SERVICE, _IN_CHANGE_EVENTS)
-    return None if service == _IN_CHANGE_EVENTS else Unknown(Unreadable.OTHER_SERVICE, f"{_SERVICE} is {service}")
+    service = brokers.get(SERVICE, IN_CHANGE_EVENTS)
+    return None if service == IN_CHANGE_EVENTS else Unknown(Unreadable.OTHER_SERVICE, f"{SERVICE} is {service}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,14 +98,17 @@ class LossesNow:
         """Raises Paused, LeaseLost, Overloaded."""
         name = str(namespace)
         with self._lock:
-            if name not in self._known:
-                try:
-                    self._known[name] = self._read(name)
-                except STOPPING:
-                    raise
-                except LifecycleError:
-                    return LoadLosses()
-            return self._known[name]
+            if name in self._known:
+                return self._known[name]
+            try:
+                found = self._read(name)
+            except STOPPING:
+                raise
+            except LifecycleError:
+                return LoadLosses()
+            if found.replication.by_namespace.get(name) is not None:  # else its topics' policies are not known
+                self._known[name] = found
+            return found
 
     def _read(self, name: str) -> LoadLosses:
         with self._cluster.ports(read_only=True) as ports:

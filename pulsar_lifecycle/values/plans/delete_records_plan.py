@@ -54,8 +54,9 @@ class RecordsError(StrEnum):
     LOADED = "loaded"
     """A broker has it loaded, and `trimming.loaded_topics` does not let us write its list of ledgers."""
     LOAD_WOULD_LOSE = "load_would_lose"
-    """Its broker would have to load it, to move a cursor or to begin a new ledger, and it loses data by that: its code
-    says what. Cursors that consumers have moved, and a position that needs no new ledger, need no load."""
+    """Its broker would have to load it, to move a cursor or to begin a new ledger, or to unload it after our write, and
+    it loses data by that: its code says what. While no broker has it, cursors that consumers have moved, and a position
+    that needs no new ledger, need no load."""
     UNREAD = "unread"
     """Its z-node, its cursors, its messages, its namespace's policies or which partitions it has could not be read."""
     FOREIGN_WATERMARK = "foreign_watermark"

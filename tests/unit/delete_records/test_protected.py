@@ -120,6 +120,25 @@ def test_no_cursor_is_moved_where_no_broker_has_it(planted: Callable[[RecordsSce
 
 
 @LOSING
+@pytest.mark.parametrize("listed", [False, True])
+def test_nothing_is_taken_off_that_would_be_unloaded_then(
+    planted: Callable[[RecordsScene], None], code: LoadLoss, listed: bool
+) -> None:
+    """An unload loads what no broker has, and clients load it again."""
+    scene = RecordsScene()
+    scene.writes_loaded = True
+    scene.load(broker="broker-1:8080" if listed else "")
+    ids = scene.listed()
+    scene.cursor("s", 4, 9)
+    planted(scene)
+    (row,) = scene.plan(scene.at(2, 0))
+    assert (row["error"], row["code"]) == (RecordsError.LOAD_WOULD_LOSE, code)
+    (result,) = scene.apply()
+    assert (result.error, result.code) == (RecordsError.LOAD_WOULD_LOSE, code)
+    assert (scene.cluster.admin.touched, scene.listed()) == ([], ids)
+
+
+@LOSING
 def test_what_needs_no_load_goes_all_the_same(planted: Callable[[RecordsScene], None], code: LoadLoss) -> None:
     scene = RecordsScene()
     ids = scene.listed()

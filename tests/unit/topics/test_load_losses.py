@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic
+from pulsar_lifecycle.topics import topic_run
 from pulsar_lifecycle.topics.load_losses import (
     DEDUPLICATION,
     LoadLoss,
@@ -17,7 +18,7 @@ from pulsar_lifecycle.topics.load_losses import (
     brokers_say,
     losses_in_force,
 )
-from pulsar_lifecycle.topics.policies import InForce, Layers
+from pulsar_lifecycle.topics.policies import IN_CHANGE_EVENTS, InForce, Layers, NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.topic_run import LossesNow
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
@@ -67,6 +68,8 @@ def test_each_says_what_to_do() -> None:
         ([{}, {"clusterName": "other"}], LoadLoss.LOSS_UNKNOWN),
         ([{}, {"replicatorPrefix": "other"}], LoadLoss.LOSS_UNKNOWN),
         ([{}, {"topicLevelPoliciesEnabled": "false"}], LoadLoss.LOSS_UNKNOWN),
+        ([{}, {"topicPoliciesServiceClassName": IN_CHANGE_EVENTS}], None),
+        ([{}, {"topicPoliciesServiceClassName": "another.Service"}], LoadLoss.LOSS_UNKNOWN),
     ],
 )
 def test_brokers_that_differ_say_the_worst(brokers: list[Mapping[str, str]], lost: LoadLoss | None) -> None:
@@ -87,3 +90,16 @@ def test_a_run_reads_a_namespace_once_and_what_cannot_be_read_again(scene: Reten
     assert losses(namespace).of(TOPIC, []) is LoadLoss.NOT_REPLICATED_HERE
     assert LossesNow(scene.cluster)(namespace).of(TOPIC, ["s"]) is None
     assert LossesNow(scene.cluster, {NAMESPACE: LoadLosses()})(namespace).of(TOPIC, []) is LoadLoss.LOSS_UNKNOWN
+
+
+def test_policies_of_topics_that_are_not_whole_yet_are_read_again(
+    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as while somebody sets one."""
+    losses, namespace, real = LossesNow(scene.cluster), TOPIC.namespace, topic_run.read_namespaces
+    scene.servers.put(f"/admin/policies/{NAMESPACE}", json.dumps({"replication_clusters": ["fake"]}).encode())
+    changing = NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, "it changes"))
+    monkeypatch.setattr(topic_run, "read_namespaces", lambda *_: {NAMESPACE: changing})
+    assert losses(namespace).of(TOPIC, []) is LoadLoss.LOSS_UNKNOWN
+    monkeypatch.setattr(topic_run, "read_namespaces", real)
+    assert losses(namespace).of(TOPIC, ["s"]) is None
