@@ -22,9 +22,9 @@ def growth_spec(plan: dg.AssetKey, *kinds: str) -> dg.AssetCheckSpec:
     return dg.AssetCheckSpec(
         GROWTH,
         asset=plan,
-        description="Fails where a plan has far more ledgers or bytes than those applied in the last 30 days: "
-        f"`max_growth`, `growth_from` and `growth_from_bytes` of {named}. In mode `apply` such a plan is never applied "
-        "by itself.",
+        description="Fails where what of a plan may go by itself is far more ledgers or bytes than any plan was "
+        f"applied to in the last 30 days: `max_growth`, `growth_from` and `growth_from_bytes` of {named}. "
+        "In mode `apply` such a plan is never applied by itself.",
     )
 
 

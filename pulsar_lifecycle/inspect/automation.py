@@ -7,7 +7,6 @@ cluster is paused.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.automation_settings import Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
-from pulsar_lifecycle.inspect.growth import CLOCKS_APART_MS, bytes_of, largest_applied, ledgers_of, plans_since
+from pulsar_lifecycle.inspect.growth import CLOCKS_APART_MS, largest_applied, ledgers_of, plans_since
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, stored_plan
 from pulsar_lifecycle.inspect.settled import PlanEnd, end_of_rows
 from pulsar_lifecycle.journal.approvals import (
@@ -88,15 +87,6 @@ class AutomatedKind:
         mine = rows if self.action is None else rows.filter(pc.equal(rows.column("action"), self.action.value))
         some = within(mine, names)
         return self.capped(some) if self.capped else some
-
-    def amount(self, lake: Lake, plan: Plan) -> Amount:
-        """How much of this kind a stored plan is."""
-        ledgers, size = ledgers_of(plan, self.action), bytes_of(plan, self.action)
-        if self.capped is None:
-            return Amount(ledgers, size)
-        with contextlib.suppress(NotFound):
-            return Amount(self.capped(stored_plan(lake, plan.plan_id)[1]).num_rows, size)
-        return Amount()
 
 
 KINDS = (
@@ -255,7 +245,8 @@ def _decided(where: Cluster, kind: AutomatedKind, plan: Plan, approval: Approval
         return decide(settings, candidate, now, valid_for_ms=valid, approval=approval, largest_applied=largest)
 
     found = decided(candidate.amount)  # as if as much had been applied
-    if found.code in SOON and grew_too_much(settings, candidate.amount, Amount()):
+    decides = found.code in SOON and settings.mode is Automation.APPLY
+    if decides and grew_too_much(settings, candidate.amount, Amount()):
         grew = partial(grew_too_much, settings, candidate.amount)
         found = decided(largest_applied(where, kind, plan, now, grew))
     if found.code not in SOON:
@@ -278,7 +269,7 @@ def _end_of(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How much of a kind a plan is, beside the most that any of its kind was applied to in the last 30 days.
+    """How much of a plan may go by itself, beside the most that any of its kind was applied to in the last 30 days.
 
     ``largest`` is None where that was not asked: a plan of so little may grow.
     """
@@ -292,7 +283,8 @@ class Growth:
 def growth_of(where: Cluster, name: str, plan: Plan) -> Growth:
     """Whether a plan is far larger than those of a kind that were applied. Raises what lake and journal raise."""
     kind = next(one for one in KINDS if one.name == name)
-    settings, amount = settings_of(where, kind), kind.amount(where.lake, plan)
+    settings = settings_of(where, kind)
+    amount = Amount(*_sized(where, kind, plan, settings.namespaces))
     if not grew_too_much(settings, amount, Amount()):
         return Growth(name, amount, None, False)
     largest = largest_applied(where, kind, plan, where.clock.now_ms())

@@ -100,35 +100,48 @@ def applied_plans(
     """
     if not plan_ids:
         return {}
-    rows = _done(journal, cluster, plan_ids, since, only, but)
-    counted = rows.group_by("plan_id").aggregate([("ledger_id", "count_distinct"), ("topic", "count_distinct")])
+    return {i: one.most for i, one in counted(applied_rows(journal, cluster, plan_ids, since, only, but)).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedTo:
+    """To how many ledgers and topics a plan was applied. ``bytes``: as its rows have them, to tell where most are."""
+
+    ledgers: int
+    topics: int
+    bytes: int
+
+    @property
+    def most(self) -> int:
+        """Ledgers, or topics where it is about no ledgers."""
+        return max(self.ledgers, self.topics)
+
+
+def counted(rows: pa.Table) -> dict[str, AppliedTo]:
+    """What :func:`applied_rows` come to, by plan."""
+    each = rows.group_by(["plan_id", "ledger_id", "topic"]).aggregate([("bytes", "max")])
+    found = each.group_by("plan_id").aggregate(
+        [("ledger_id", "count_distinct"), ("topic", "count_distinct"), ("bytes_max", "sum")]
+    )
     return {
-        row["plan_id"]: max(row["ledger_id_count_distinct"], row["topic_count_distinct"]) for row in counted.to_pylist()
-    }
+        row["plan_id"]: AppliedTo(
+            row["ledger_id_count_distinct"], row["topic_count_distinct"], row["bytes_max_sum"] or 0
+        )
+        for row in found.to_pylist()
+    }  # fmt: skip
 
 
-def applied_ledgers(
-    journal: JournalReader,
-    cluster: str,
-    plan_id: str,
-    since: int,
-    only: Collection[Action] = (),
-    but: Collection[Outcome] = (),
-) -> pa.Array:
-    """Which ledgers of a plan :func:`applied_plans` counts, each once."""
-    return _done(journal, cluster, [plan_id], since, only, but).column("ledger_id").unique()
-
-
-def _done(
+def applied_rows(
     journal: JournalReader,
     cluster: str,
     plan_ids: Collection[str],
     since: int,
-    only: Collection[Action],
-    but: Collection[Outcome],
+    only: Collection[Action] = (),
+    but: Collection[Outcome] = (),
 ) -> pa.Table:
+    """Plan, ledger, topic and bytes of the rows that :func:`applied_plans` counts."""
     named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
     actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
     changes = (actions if only else ~actions) & ~pc.field("outcome").isin([Outcome.VERIFIED, *but])
     effects = named & changes & filed_since(since)
-    return journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic"])
+    return journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic", "bytes"])
