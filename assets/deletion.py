@@ -22,7 +22,7 @@ from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.planning.confirmed_orphans import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
-from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN, QueueState, look
+from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN, WINDOW_SHUT, QueueState, look
 from pulsar_lifecycle.deletion_queue.queue_topics import pending
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.journal import metrics
@@ -45,14 +45,18 @@ WAITS_LONG_MS = 86_400_000
 """How long an intent may wait for one thing before somebody should look."""
 
 
-def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
-    """Check ``queue_age``: an error where intents may get lost, a warning where they wait for long."""
+def queue_age(state: QueueState, now: int, *, waits_for_window: bool = False) -> dg.AssetCheckResult:
+    """Check ``queue_age``: an error where intents may get lost, a warning where they wait for long.
+
+    ``waits_for_window``: no run may take what is due now; then it may be due for as long as it likes.
+    """
     long = [one for one in state.waits if now - one.since > WAITS_LONG_MS]
     gone = ", ".join(state.unsubscribed)
     lost = f"no subscription keeps what is sent to {gone}: sensor dead_letters makes it again" if gone else ""
     waits = [f"{one.messages} since {show.at(one.since)} for {WAITS_FOR[one.waiting]}" for one in long]
     since = state.due_since
-    if since is not None and now - since > WAITS_LONG_MS:
+    untaken = since is not None and now - since > WAITS_LONG_MS
+    if untaken and not waits_for_window:
         waits.append(f"no run has taken what is due since {show.at(since)}: {UNTAKEN}")
     if state.due_error:
         waits.append(f"how long intents wait could not be seen: {state.due_error}")
@@ -60,17 +64,20 @@ def queue_age(state: QueueState, now: int) -> dg.AssetCheckResult:
         check_name=QUEUE_AGE,
         passed=not (lost or waits),
         severity=dg.AssetCheckSeverity.ERROR if lost else dg.AssetCheckSeverity.WARN,
-        description=lost or "; ".join(waits) or "no intent waits for longer than a day",
+        description=lost or "; ".join(waits) or (WINDOW_SHUT if untaken else "no intent waits for longer than a day"),
         metadata={"waiting for too long": sum(one.messages for one in long)},
     )
 
 
-def left_alone(where: Cluster) -> str | None:
-    """Why no deletion run begins by itself now, by the settings; None if one may."""
+def left_alone(where: Cluster, begun: int | None = None) -> str | None:
+    """Why no deletion run begins by itself now, by the settings; None if one may.
+
+    ``begun``: when the run that asks was started (ms), if that counts for the window, which may have shut meanwhile.
+    """
     automated = where.settings.automation.delete_pending
     if not automated.begins:
         return "automation.delete_pending is false"
-    if automated.window is not None and automated.window.opened_at(where.clock.now_ms()) is None:
+    if automated.waits_for_window(where.clock.now_ms() if begun is None else begun):
         return "the window of automation.delete_pending is not open"
     return None
 
@@ -128,12 +135,15 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         ],
     )
     def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:
-        with lifecycle.without_spark().ports(read_only=True) as ports:
+        where = lifecycle.without_spark()
+        with where.ports(read_only=True) as ports:
             now = ports.clock.now_ms()
             state = look(ports.admin, ports.queue_reader, now)
             tallies = tallied(ports.journal_reader, now)
+        shut = where.settings.automation.delete_pending.waits_for_window(now)
+        check = queue_age(state, now, waits_for_window=shut)
         return dg.MaterializeResult(
-            metadata={**_queue_shown(state), **metrics_shown(tallies, cluster)}, check_results=[queue_age(state, now)]
+            metadata={**_queue_shown(state), **metrics_shown(tallies, cluster)}, check_results=[check]
         )
 
     @dg.asset(
@@ -156,7 +166,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         with refusals_fail():
             where = lifecycle.cluster()
             if not why and by_the_switch(context.run):
-                why = left_alone(where)
+                why = left_alone(where, _begun(context))
             if why:
                 end_with_nothing_done(context, why)
                 return
@@ -180,6 +190,12 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             context.add_asset_metadata({**metadata, COUNTED: ALL_RUNS}, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
+
+
+def _begun(context: dg.AssetExecutionContext) -> int | None:
+    """When this run was started (ms); None where that is not known."""
+    record = context.instance.get_run_record_by_id(context.run.run_id)
+    return int(record.start_time * 1000) if record and record.start_time is not None else None
 
 
 def _deleted(

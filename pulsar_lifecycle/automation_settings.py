@@ -156,6 +156,10 @@ class QueueAutomation(Section):
     def _yes_or_no(cls, value: object) -> object:
         return {"begins": value} if isinstance(value, bool) else value
 
+    def waits_for_window(self, now: int) -> bool:
+        """Whether runs would begin by themselves, and not at ``now`` (ms), as the window is shut."""
+        return self.begins and self.window is not None and self.window.opened_at(now) is None
+
 
 class KindAutomation(Automated):
     """How far one kind of plan goes by itself. The caps of ``[apply]`` hold as well, but not for offloads and copies.
@@ -260,7 +264,8 @@ class AutomationSettings(Section):
     delete_pending: QueueAutomation = QueueAutomation()
     """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them: ``true`` or
     ``false``, or ``{ window = ... }``. A kind's own window is for sending them: what is sent is deleted soon after,
-    unless this has one, too. A run that has begun ends its work, whenever its window shuts."""
+    unless this has one, too. A run that has begun ends its work, whenever its window shuts; ``false`` stops also one
+    whose scan is not done."""
     schedules: Schedules = Schedules()
     """When scans, inventories and looks at the queue are made."""
     look_every: Seconds = Field(default=60.0, ge=5)

@@ -122,6 +122,7 @@ class QueueStatus:
     pending_unloads: list[ShownUnload]
     unread_locations: list[ShownLocation]
     queue: QueueState
+    waits_for_window: bool
     metrics: dict[str, Any]
     last_run: DeletionRun | None
     run_before: DeletionRun | None
@@ -138,6 +139,7 @@ class QueueStatus:
             "pending_unloads": [one.to_json() for one in self.pending_unloads],
             "unread_locations": [one.to_json() for one in self.unread_locations],
             "queue": self.queue.to_json(),
+            "waits_for_window": self.waits_for_window,
             "metrics": self.metrics,
             "last_run": self.last_run and _run(self.last_run),
             "run_before": self.run_before and _run(self.run_before),
@@ -169,6 +171,8 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
     if textfile:
         more = index_metrics(where.lake, journal, tallies, settings.cluster, now)
         write_textfile(textfile, settings.cluster, counted, waiting.in_flight, more)
+    due = any(part.due for part in (*waiting.main, *waiting.retry))
+    shut = due and settings.automation.delete_pending.waits_for_window(now)
     return QueueStatus(
         cluster=settings.cluster,
         enabled=settings.deletion.topicTwoPhaseDeletionEnabled,
@@ -178,6 +182,7 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
         pending_unloads=unloads,
         unread_locations=unread,
         queue=waiting,
+        waits_for_window=shut,
         metrics=counted.to_json(),
         last_run=runs[-1] if runs else None,
         run_before=runs[-2] if len(runs) > 1 else None,
@@ -187,7 +192,7 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(journal, runs[-2:]),
-            *_stuck(waiting, now),
+            *_stuck(waiting, now, shut=shut),
             *(str(one) for one in unloads if one.waits),
             *map(str, unread),
         ],
@@ -209,13 +214,16 @@ def _unwritable(where: Cluster) -> list[str]:
     return [f"nothing can be journalled from here, so no run would begin: {why}"] if why else []
 
 
-def _stuck(waiting: QueueState, now: int) -> list[str]:
-    """What waits for an operator; what waits for a scan, or for a run, only once it has waited for long."""
+def _stuck(waiting: QueueState, now: int, *, shut: bool) -> list[str]:
+    """What waits for an operator; what waits for a scan, or for a run, only once it has waited for long.
+
+    ``shut``: no run may take what is due, as its window is shut.
+    """
     from pulsar_lifecycle.deletion_queue.queue_state import UNTAKEN
     from pulsar_lifecycle.values.outcomes import WAITS_FOR, Waiting
 
     since = waiting.due_since
-    long = since is not None and now - since > PATIENCE_MS
+    long = since is not None and now - since > PATIENCE_MS and not shut
     untaken = [f"no run has taken what is due since {show.moment(since)}: {UNTAKEN}"] if since and long else []
     return untaken + [
         f"{show.counted(one.messages, 'intent')}, the oldest for {show.span(now - one.since)}, waiting for "
@@ -313,7 +321,10 @@ def _findings(waiting: QueueState, paused: Note | None, settings: Settings, ever
 def _print(found: QueueStatus, now: int) -> None:
     from pulsar_lifecycle.journal.metrics import METRICS
 
+    from pulsar_lifecycle.deletion_queue.queue_state import WINDOW_SHUT
+
     queue = found.queue
+    window = f"; {WINDOW_SHUT}" if found.waits_for_window else ""
     for finding in found.findings:
         show.text(f"! {finding}", "bold red")
     if not found.findings:
@@ -321,7 +332,7 @@ def _print(found: QueueStatus, now: int) -> None:
     show.facts(
         [
             ("cluster", found.cluster),
-            ("in flight", f"{show.counted(queue.in_flight, 'intent')}, {_due(queue)}"),
+            ("in flight", f"{show.counted(queue.in_flight, 'intent')}, {_due(queue)}{window}"),
             ("dead letters", str(queue.dead)),
             ("effects", _effects(found.paused, found.enabled)),
             ("acting", str(found.lease) if found.lease else "nobody"),

@@ -20,6 +20,7 @@ LOOKED_AT = 1_000
 """Messages of one partition that are looked at to see which are due."""
 
 UNTAKEN = "run job delete_pending; sensor automation starts it where it is on, and its last tick says why it does not"
+WINDOW_SHUT = "what is due waits for the window of automation.delete_pending"
 """What to do about messages that are due for long."""
 
 TOPICS = {"main": DELETION_TOPIC, "retry": RETRY_TOPIC, "dead letters": DLQ_TOPIC}

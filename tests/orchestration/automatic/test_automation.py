@@ -199,8 +199,11 @@ def test_intents_that_wait_for_long_turn_the_queues_check() -> None:
     assert queue_age(QueueState((part,), (), ()), day).passed
     late = queue_age(QueueState((part,), (), ()), 2 * day)
     assert (late.passed, late.severity) == (False, dg.AssetCheckSeverity.WARN)
-    untaken = queue_age(QueueState((PartitionState("t", True, 1, 1, 0, due_since=1_000),), (), ()), 2 * day)
+    due = QueueState((PartitionState("t", True, 1, 1, 0, due_since=1_000),), (), ())
+    untaken = queue_age(due, 2 * day)
     assert (untaken.passed, untaken.severity) == (False, dg.AssetCheckSeverity.WARN)
+    shut = queue_age(due, 2 * day, waits_for_window=True)
+    assert (shut.passed, shut.description) == (True, "what is due waits for the window of automation.delete_pending")
     unseen = queue_age(QueueState((PartitionState("t", True, 1),), (), (), "no broker"), day)
     assert (unseen.passed, unseen.description) == (False, "how long intents wait could not be seen: no broker")
     lost = queue_age(QueueState((PartitionState("t", False, None),), (), ()), day)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.storage.tags import SENSOR_NAME_TAG
 
-from assets.deletion import DELETING, deletion_assets
+from assets.deletion import DELETING, deletion_assets, left_alone
 from assets.names import NOTHING_DONE, key
 from assets.pages.failures import refusals_fail
 from assets.pages.switch import SWITCH
@@ -20,6 +21,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.values.refusals import RefusalCode
 from resources.lifecycle import LifecycleResource
+from tests.kit.fakes.clock import FakeClock
 from tests.kit.scenes.retention_scene import RetentionScene
 from tests.kit.settings import SETTINGS
 
@@ -125,6 +127,27 @@ def test_a_deletion_run_that_waited_does_not_begin_where_the_settings_forbid_it_
     paused = "refused: paused: "
     assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith(paused) is begins
     assert deletion_failed().startswith(paused)
+
+
+@pytest.mark.parametrize("shut_meanwhile", [True, False])
+def test_a_deletion_run_goes_on_if_its_window_was_open_as_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut_meanwhile: bool
+) -> None:
+    """It scans first, which takes long; one that started before the window opened does nothing."""
+    scene = RetentionScene(tmp_path, monkeypatch)
+    scene.scan()
+    control.pause(scene.servers.open_store(), "look first")
+    started, hour = datetime.now(UTC), 3_600
+    scene.servers.clock = FakeClock(int((started.timestamp() + 3 * hour) * 1000))
+    opens = started if shut_meanwhile else started + timedelta(hours=3)
+    window = {"cron": f"{opens.minute} {opens.hour} * * *", "duration": "1h"}
+    automation = AutomationSettings.model_validate({"delete_pending": {"window": window}})
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    assert bool(left_alone(where)) is shut_meanwhile
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
+    monkeypatch.setattr(Cluster, "spark", None)
+    assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith("refused: paused: ") is shut_meanwhile
 
 
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:

@@ -313,7 +313,7 @@ def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
 
 
 def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
-    run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = part(RETRY_TOPIC, 0)
     fill(admin, first, 1)
@@ -329,6 +329,10 @@ def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
     reader.published -= 600_001
     assert run("queue", "status", "--json") == 1
     assert "run job delete_pending" in document(capsys)["findings"][0]
+    file = tmp_path / "lifecycle.toml"
+    file.write_text(file.read_text() + '[automation]\ndelete_pending.window = { cron = "0 0 30 2 *", duration = "1h" }\n')
+    assert run("queue", "status") == 0
+    assert "what is due waits for the window of automation.delete_pending" in capsys.readouterr().out
 
 
 def test_metrics_last_run_and_textfile(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
