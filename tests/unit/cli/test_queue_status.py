@@ -330,7 +330,9 @@ def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
     assert run("queue", "status", "--json") == 1
     assert "run job delete_pending" in document(capsys)["findings"][0]
     file = tmp_path / "lifecycle.toml"
-    file.write_text(file.read_text() + '[automation]\ndelete_pending.window = { cron = "0 0 30 2 *", duration = "1h" }\n')
+    file.write_text(
+        file.read_text() + '[automation]\ndelete_pending.window = { cron = "0 0 30 2 *", duration = "1h" }\n'
+    )
     assert run("queue", "status") == 0
     assert "what is due waits for the window of automation.delete_pending" in capsys.readouterr().out
 
