@@ -161,7 +161,11 @@ def _disks(one: BookieDisk) -> str:
     if not any(disk.usage for disk in each):
         share = fullest(one.status) if one.status else None
         return "" if share is None else f"{share:.1%}"
-    return ", ".join(f"{disk.path} {disk.usage:.1%}" for disk in sorted(each, key=lambda disk: -(disk.usage or 0)))
+    return ", ".join(f"{disk.path} {_share(disk.usage)}" for disk in sorted(each, key=lambda disk: -(disk.usage or 0)))
+
+
+def _share(usage: float | None) -> str:
+    return "not known" if usage is None else f"{usage:.1%}"
 
 
 def _size(count: int | None) -> str:

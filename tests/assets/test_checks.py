@@ -13,6 +13,7 @@ from assets.deletion import queue_age
 from assets.findings import LOADABLE, loadable_result
 from assets.late_messages import late_result
 from assets.lifecycle.activity import check_result as activity_result
+from assets.lifecycle.bookies import bookies_shown
 from assets.lifecycle.bookies import check_results as bookie_results
 from assets.lifecycle.storage import check_result as storage_result
 from assets.pages import show
@@ -22,6 +23,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import Checked
 from pulsar_lifecycle.delayed_index.stored.index_codes import IndexFinding
 from pulsar_lifecycle.deletion_queue.queue_state import QueueState
 from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.formats.bookie_status import LedgerDirectory
 from pulsar_lifecycle.inspect.automation import Growth
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import judge
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
@@ -86,6 +88,12 @@ def test_what_a_bookie_fails() -> None:
         "compaction_not_suspended": (1, "WARN"),
         "disks_not_full_soon": (1, "ERROR"),
     }
+
+
+def test_a_disk_that_a_bookie_does_not_tell_of_is_not_known() -> None:
+    disks = (LedgerDirectory("/a", 1, 1, 1), LedgerDirectory("/b", 1, 1, 1, usage=0.5))
+    (judged,) = judge({"a": True}, {"a": status("a", directories=disks)}, Placement({}), 1)
+    assert "/b 50.0%, /a not known" in str(bookies_shown([judged], Placement({}), {})["bookies"].records)
 
 
 def test_topics_that_fail_to_load_are_named_with_code_and_reason() -> None:
