@@ -52,7 +52,8 @@ class LoadFailure(StrEnum):
     CURSOR_LEDGER_UNREADABLE = "cursor_ledger_unreadable"
     """No bookie that has the last entry of a cursor's ledger is registered, or that ledger's z-node has no data. Start
     the bookies. Where they are gone for good, brokers with `managedLedgerForceRecovery` load the topic: the
-    subscription goes back to the position in its z-node, and what it acknowledged since is delivered again."""
+    subscription goes back to the position in its z-node, and what it acknowledged since is delivered again. It is not
+    named where all brokers have that set, or `lazyCursorRecovery`."""
     TOO_FEW_BOOKIES = "too_few_bookies"
     """Each load begins a ledger, and fewer bookies take entries than it is to be on: `bookkeeperEnsemble` of its
     namespace, else `managedLedgerDefaultEnsembleSize`. Start bookies, or free the disks of read-only ones. A policy of
@@ -74,6 +75,12 @@ FAILING_LOADS = pa.schema(
 )
 """One row per reason for which no broker can load a topic: a :class:`LoadFailure`. ``cursor`` and ``ledger_id`` are
 null where it is about none; ``why`` is a sentence, which names the bookies."""
+_LAZY, _FORCED = "lazyCursorRecovery", "managedLedgerForceRecovery"
+_GO_ON = {
+    LoadFailure.CURSOR_UNDECODABLE: (_LAZY,),
+    LoadFailure.CURSOR_LEDGER_UNREADABLE: (_LAZY, _FORCED),
+}
+"""With which settings brokers load the topic all the same: without the cursor, or with one that goes back."""
 _OF_LAST_LEDGER = {
     LedgerLoss.UNRECOVERABLE: LoadFailure.LAST_LEDGER_UNRECOVERABLE,
     LedgerLoss.NO_METADATA: LoadFailure.LAST_LEDGER_BARE,
@@ -87,8 +94,9 @@ _OF_CURSOR_LEDGER = {
 def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
     """:data:`FAILING_LOADS` of a scan, by the bookies that are registered and the policies now, sorted by topic.
 
-    What a broker has loaded is left out: when it lets go of a topic, it closes the last ledger by metadata alone, and
-    says anew where cursors stand. Raises what ZooKeeper raises; what no broker says for want of an answer is no reason.
+    What a broker has loaded is left out, but for z-nodes that cannot be decoded: when it lets go of a topic, it closes
+    the last ledger by metadata alone, and says anew where cursors stand. So is a failure with a cursor that all brokers
+    that answer are configured to go on after. Raises what ZooKeeper raises; what no broker says for want of an answer is no reason.
     """
     lake = cluster.lake
     with cluster.ports(read_only=True) as ports:
@@ -99,14 +107,16 @@ def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
     lost = pa.concat_tables([LOST.empty_table(), *cluster.tasks.map(_Lost(lake, registered), parts)])
     topics = _Topics(lake, *(cluster.parts(epoch_id, one) for one in ("topics", "managed_ledgers", "managed_cursors")))
-    rows = [*topics.undecodable(), *topics.of_last_ledgers(lost), *topics.of_cursor_ledgers(lost)]
+    every = [*topics.undecodable(), *topics.of_last_ledgers(lost), *topics.of_cursor_ledgers(lost)]
+    harmless = {code.value for code, names in _GO_ON.items() if any(_all_say(brokers, name) for name in names)}
+    rows = [row for row in every if row["code"] not in harmless]
     writable = sum(not read_only for read_only in bookies.values())
     few = {
         name: f"a load begins a ledger on {size} bookies, and {writable} of {len(bookies)} registered take entries"
         for name, size in needed.items()
         if size > writable
     }
-    unread = _without_policies(rows) if all(map(topics_have_policies, brokers)) else {}
+    unread = _without_policies(rows) if brokers and all(map(topics_have_policies, brokers)) else {}
     found = [
         pa.Table.from_pylist(rows, FAILING_LOADS),
         *topics.of_namespaces(few, LoadFailure.TOO_FEW_BOOKIES),
@@ -121,6 +131,11 @@ def _said(ask: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
         return ask()
     except LifecycleError:
         return {}
+
+
+def _all_say(brokers: Sequence[Mapping[str, str]], name: str) -> bool:
+    """Whether there are brokers that answer, and all of them have this set."""
+    return bool(brokers) and all(one.get(name) == "true" for one in brokers)
 
 
 def _ensembles(namespaces: Mapping[str, Mapping[str, Any]], brokers: Sequence[Mapping[str, str]]) -> Mapping[str, int]:

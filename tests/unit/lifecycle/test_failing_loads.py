@@ -157,6 +157,30 @@ def test_no_topic_is_loaded_whose_namespaces_policies_no_broker_can_load(loads: 
     assert loads.failing(BOOKIE) == bare
 
 
+def test_what_brokers_go_on_after_fails_no_load_where_all_of_them_say_so(loads: Loads) -> None:
+    """With lazy cursors they load the topic without the cursor; forced, a cursor whose ledger is lost goes back."""
+    admin = loads.servers.admin
+    loads.subscribed("away")
+    loads.subscribed("corrupt")
+    loads.servers.put(f"{loads.servers.topic_path(named('corrupt'))}/s", b"\xff")
+    corrupt = {"corrupt": LoadFailure.CURSOR_UNDECODABLE}
+    both = {**corrupt, "away": LoadFailure.CURSOR_LEDGER_UNREADABLE}
+    first, *others = admin.broker_ids
+    for name, left in (("managedLedgerForceRecovery", corrupt), ("lazyCursorRecovery", {})):
+        admin.configuration = {first: {name: "true"}, **{one: {name: "true"} for one in others}}
+        assert loads.failing() == left
+        admin.configuration = {first: {name: "false"}, **{one: {name: "true"} for one in others}}
+        assert loads.failing() == both
+
+
+def test_undecodable_z_nodes_of_loaded_topics_are_named(loads: Loads) -> None:
+    """The next broker cannot load them."""
+    loads.subscribed("loaded")
+    loads.servers.load(named("loaded"))
+    loads.servers.put(f"{loads.servers.topic_path(named('loaded'))}/s", b"\xff")
+    assert loads.failing(BOOKIE) == {"loaded": LoadFailure.CURSOR_UNDECODABLE}
+
+
 def test_what_no_broker_says_and_odd_policies_leave_the_rest_known(loads: Loads) -> None:
     servers = loads.servers
     loads.scene.topic("at-rest", 100)
@@ -165,3 +189,11 @@ def test_what_no_broker_says_and_odd_policies_leave_the_rest_known(loads: Loads)
     servers.put(f"/admin/policies/{NAMESPACE}", b'{"persistence": "odd"}')
     loads.after_scan = lambda: servers.admin.refusing.update(servers.admin.broker_ids)
     assert loads.failing(BOOKIE) == {"bare": LoadFailure.LAST_LEDGER_BARE}
+
+
+def test_whether_topics_have_policies_is_not_known_where_no_broker_says_its_configuration(loads: Loads) -> None:
+    loads.scene.topic("at-rest", 100)
+    loads.servers.put(loads.servers.path(loads.open_topic("__change_events")), b"")
+    admin = loads.servers.admin
+    loads.after_scan = lambda: admin.refusing.update(admin.broker_ids)
+    assert loads.failing(BOOKIE) == {"__change_events": LoadFailure.LAST_LEDGER_BARE}
