@@ -104,9 +104,9 @@ class _ReadOnly:
 
     @classmethod
     def parse(cls, cursor: str | None) -> "_ReadOnly":
-        """None yet is as if none were. A list, as it was stored before, was posted."""
+        """None yet is as if none were. A list, as it was stored before, was seen, and not posted."""
         stored = json.loads(cursor or "[]")
-        return cls(stored, stored) if isinstance(stored, list) else cls(**stored)
+        return cls(stored, []) if isinstance(stored, list) else cls(**stored)
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
