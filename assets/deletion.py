@@ -38,7 +38,6 @@ from resources.lifecycle import LifecycleResource
 
 DELETING = "delete_pending"
 """The job that deletes; no other run of its asset does anything."""
-"""Why the queue is not worked off by itself."""
 
 QUEUE_AGE = "queue_age"
 WAITS_LONG_MS = 86_400_000
