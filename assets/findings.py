@@ -4,7 +4,8 @@ Source of truth: ``bookkeeper_ledgers`` against ``ledger_references`` of one epo
 ``orphan_ledgers``.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -126,7 +127,7 @@ def _dangling_result(asset_key: dg.AssetKey, missing: DataFrame) -> dg.AssetChec
     """Passes where there are no such references; ``missing``: topic, why."""
     found = [tuple(row) for row in missing.orderBy("topic").limit(NAMED).collect()]
     what = "references to ledgers that BookKeeper does not have"
-    return _result(asset_key, NO_DANGLING, missing.count(), what, ["topic", "why"], found)
+    return _result(asset_key, NO_DANGLING, missing.count(), what, ["topic", "why"], found, {})
 
 
 def loadable_result(asset_key: dg.AssetKey, failing: pa.Table | LifecycleError) -> dg.AssetCheckResult:
@@ -143,21 +144,34 @@ def loadable_result(asset_key: dg.AssetKey, failing: pa.Table | LifecycleError) 
     columns = ["topic", "code", "why"]
     found = [tuple(row.values()) for row in failing.select(columns).slice(0, NAMED).to_pylist()]
     count = pc.count_distinct(failing.column("topic")).as_py()
-    return _result(asset_key, LOADABLE, count, "topics that no broker can load", columns, found)
+    codes = Counter(failing.column("code").to_pylist())
+    return _result(asset_key, LOADABLE, count, "topics that no broker can load", columns, found, codes)
 
 
 def _result(
-    asset_key: dg.AssetKey, name: str, count: int, what: str, columns: list[str], found: list[tuple[Any, ...]]
+    asset_key: dg.AssetKey,
+    name: str,
+    count: int,
+    what: str,
+    columns: list[str],
+    found: list[tuple[Any, ...]],
+    codes: Mapping[str, int],
 ) -> dg.AssetCheckResult:
-    """Passes where there are none; ``what``: what they are, in words."""
+    """Passes where there are none; ``what``: what they are, in words; ``codes``: of all rows, also of those not named.
+
+    They are shown where not all rows are.
+    """
     more = f", {NAMED} are named" if count > NAMED else ""
+    counted = {"by code": dg.MetadataValue.md(show.markdown(["code", "rows"], sorted(codes.items())))}
+    some_unnamed = sum(codes.values()) > NAMED
     return dg.AssetCheckResult(
         asset_key=asset_key,
         check_name=name,
         passed=not count,
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"{count or 'no'} {what}{more}",
-        metadata={"found": count, "topics": dg.MetadataValue.md(show.markdown(columns, found))},
+        metadata={"found": count, "topics": dg.MetadataValue.md(show.markdown(columns, found))}
+        | (counted if some_unnamed else {}),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from assets.delayed_index import check_results as delayed_results
 from assets.deletion import queue_age
-from assets.findings import LOADABLE, loadable_result
+from assets.findings import LOADABLE, NAMED, loadable_result
 from assets.late_messages import late_result
 from assets.lifecycle.activity import check_result as activity_result
 from assets.lifecycle.bookies import bookies_shown
@@ -104,6 +104,11 @@ def test_topics_that_fail_to_load_are_named_with_code_and_reason() -> None:
     assert (found.check_name, found.passed, found.severity) == (LOADABLE, False, dg.AssetCheckSeverity.ERROR)
     assert (found.description, found.metadata["found"].value) == ("1 topics that no broker can load", 1)
     assert f"| t | {code} | last ledger 7 is not closed |" in str(found.metadata["topics"].value)
+    assert "by code" not in found.metadata
+    events = [{**row, "topic": f"t{n}"} for n in range(NAMED)] + [twice[1]]
+    many = loadable_result(dg.AssetKey("d"), pa.Table.from_pylist(events, FAILING_LOADS))
+    assert f"| {code} | {NAMED} |" in str(many.metadata["by code"].value)
+    assert f"| {LoadFailure.CURSOR_UNDECODABLE.value} | 1 |" in str(many.metadata["by code"].value)
     unknown = loadable_result(dg.AssetKey("d"), StoreError("/ledgers/available: not authorized"))
     assert (unknown.passed, unknown.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert (unknown.description or "").endswith("is not known: /ledgers/available: not authorized")
