@@ -319,9 +319,8 @@ def _findings(waiting: QueueState, paused: Note | None, settings: Settings, ever
 
 
 def _print(found: QueueStatus, now: int) -> None:
-    from pulsar_lifecycle.journal.metrics import METRICS
-
     from pulsar_lifecycle.deletion_queue.queue_state import WINDOW_SHUT
+    from pulsar_lifecycle.journal.metrics import METRICS
 
     queue = found.queue
     window = f"; {WINDOW_SHUT}" if found.waits_for_window else ""

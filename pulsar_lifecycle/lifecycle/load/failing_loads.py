@@ -96,7 +96,8 @@ def failing_loads(cluster: Cluster, epoch_id: str) -> pa.Table:
 
     What a broker has loaded is left out, but for z-nodes that cannot be decoded: when it lets go of a topic, it closes
     the last ledger by metadata alone, and says anew where cursors stand. So is a failure with a cursor that all brokers
-    that answer are configured to go on after. Raises what ZooKeeper raises; what no broker says for want of an answer is no reason.
+    that answer are configured to go on after. Raises what ZooKeeper raises; what no broker says for want of an answer
+    is no reason.
     """
     lake = cluster.lake
     with cluster.ports(read_only=True) as ports:
