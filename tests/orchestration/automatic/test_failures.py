@@ -16,6 +16,7 @@ from assets.pages.failures import refusals_fail
 from assets.pages.switch import SWITCH
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.automation_settings import AutomationSettings
+from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Paused, RefusedBy, Unavailable, UsageError
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -148,6 +149,22 @@ def test_a_deletion_run_goes_on_if_its_window_was_open_as_it_started(
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
     monkeypatch.setattr(Cluster, "spark", None)
     assert deletion_failed(**{SENSOR_NAME_TAG: SWITCH}).startswith("refused: paused: ") is shut_meanwhile
+
+
+@pytest.mark.parametrize(("window", "passes"), [(OPEN, False), (SHUT, True)])
+def test_what_is_due_for_long_turns_the_queues_check_unless_it_waits_for_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: dict[str, object], passes: bool
+) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    automation = AutomationSettings.model_validate({"delete_pending": {"window": window}})
+    settings = scene.settings.model_copy(update={"automation": automation})
+    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
+    due = QueueState((PartitionState("t", True, 1, 1, 0, due_since=1_000),), (), ())
+    monkeypatch.setattr("assets.deletion.look", lambda admin, reader, now: due)
+    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
+    done = dg.materialize([deletion_assets("test")[1]], resources={"lifecycle": LifecycleResource()})
+    (check,) = done.get_asset_check_evaluations()
+    assert check.passed is passes
 
 
 def test_what_a_server_did_not_do_stays_an_error_of_its_own() -> None:
