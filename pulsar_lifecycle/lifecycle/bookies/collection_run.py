@@ -282,7 +282,7 @@ class CollectionRun:
                 for bookie, one in watched.items():
                     self._end(bookie, Outcome.LEFT_AT_IT, stop, one)
                 return stop
-            self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or through)
+            self.say(", ".join(_progress(bookie, one) for bookie, one in watched.items()) or through)
         return None
 
     def _look(self, watched: dict[str, _Watched]) -> Why | None:
@@ -392,6 +392,10 @@ class CollectionRun:
         step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
         writer = Writer(self.run_id, self.cluster)
         self.journal.record([writer.row(step, about, outcome, why.put(f"{bookie}: {why}"), self.clock.now_ms())])
+
+
+def _progress(bookie: str, one: _Watched) -> str:
+    return f"{bookie}: {_kind(one.major)} compaction, {one.status.free >> 30} GiB free, {one.before.free >> 30} before"
 
 
 def _freed(outcome: Outcome, one: _Watched | None) -> int:

@@ -39,6 +39,7 @@ class Scene:
             self.bookies.statuses[bookie] = full(bookie, usage)
         self.bookies.on_collect = self.begin
         self.left, self.most, self.lasts = {}, 0, 2
+        self.said: list[str] = []
         self.settings = CollectionSettings(min_bytes=GB, **settings)
         sleep = self.clock.sleep
 
@@ -83,7 +84,7 @@ class Scene:
         rows = plan(said, {"a": "/1", "b": "/1", "c": "/2"})
         self.lease = control.take_lease(self.store, "collection", self.clock, 0, control.COLLECTION_LEASE)
         ports = self.store, self.bookies, self.journal, self.clock
-        run = CollectionRun("r", "test", self.settings, rows, self.lease.guard, *ports, lambda _: None)
+        run = CollectionRun("r", "test", self.settings, rows, self.lease.guard, *ports, self.said.append)
         return {one.bookie: one for one in run.all()}
 
     @property

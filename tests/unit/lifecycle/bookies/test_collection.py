@@ -63,6 +63,8 @@ def test_each_collects_minor_then_major_one_at_a_time():
     assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
     assert found["a"].freed == 30 * GB  # so many logs went; what is free beyond that others have freed
     assert scene.rows[:3] == [("a", said, said) for said in ("collecting", "collecting", "collected")]
+    free = [line for line in scene.said if line.startswith("a: major")]
+    assert free[0].startswith("a: major compaction, 70 GiB free, "), scene.said
 
 
 def test_several_collect_at_once_and_never_of_two_racks():
