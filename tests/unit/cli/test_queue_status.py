@@ -305,9 +305,8 @@ def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
         {"waiting": "no-scan", "messages": 1, "since": NOW},
         {"waiting": "other", "messages": 1, "since": NOW},
     ]
-    store, other = found["findings"]
-    assert store == "1 intent, the oldest for 2 h 0 min, waiting for object_store: it is not set"
-    assert "what its journal row says" in other
+    assert found["findings"][0] == "1 intent, the oldest for 2 h 0 min, waiting for object_store: it is not set"
+    assert "what its journal row says" in found["findings"][1]
     run("queue", "status")
     assert "no-object-store" in capsys.readouterr().out
 
@@ -318,7 +317,7 @@ def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
     first = part(RETRY_TOPIC, 0)
     fill(admin, first, 1)
     reader.waits = {str(first): [("no-scan", NOW - 3_600_000)]}
-    assert run("queue", "status", "--json") == 0
+    assert run("queue", "status") == 0
     capsys.readouterr()
     reader.waits = {str(first): [("no-scan", NOW - 2 * 86_400_000)]}
     assert run("queue", "status", "--json") == 1
@@ -329,10 +328,8 @@ def test_what_waits_for_a_scan_or_a_run_is_a_finding_after_a_day(
     reader.published -= 600_001
     assert run("queue", "status", "--json") == 1
     assert "run job delete_pending" in document(capsys)["findings"][0]
-    file = tmp_path / "lifecycle.toml"
-    file.write_text(
-        file.read_text() + '[automation]\ndelete_pending.window = { cron = "0 0 30 2 *", duration = "1h" }\n'
-    )
+    with (tmp_path / "lifecycle.toml").open("a") as file:
+        file.write('automation.delete_pending.window = { cron = "0 0 30 2 *", duration = "1h" }\n')
     assert run("queue", "status") == 0
     assert "what is due waits for the window of automation.delete_pending" in capsys.readouterr().out
 
@@ -435,15 +432,15 @@ def test_a_location_that_is_held_is_shown_and_a_finding(
     unread_locations.hold(store, where, "run-1", "500: no such bucket")
     assert run("queue", "status", "--json") == 1
     found = document(capsys)
-    (one,) = found["unread_locations"]
     named = {"driver": "aws-s3", "bucket": "tiered", "region": "", "endpoint": "http://s3"}
     since = zookeeper.session().read([unread_locations.path_of(where)])[0].stat.mtime  # type: ignore[union-attr]
     path = unread_locations.path_of(where)
-    assert one == {**named, "path": path, "run_id": "run-1", "said": "500: no such bucket", "since": since}
+    assert found["unread_locations"] == [
+        {**named, "path": path, "run_id": "run-1", "said": "500: no such bucket", "since": since}
+    ]
     (finding,) = found["findings"]
     assert "aws-s3 bucket tiered, endpoint http://s3: a broker could not read there since" in finding
-    assert "500: no such bucket" in finding
-    assert "revert_offloads" in finding
+    assert all(said in finding for said in ("500: no such bucket", "revert_offloads")), finding
     zookeeper.unreadable.add(path)
     assert run("queue", "status") == 1
     assert f"UNREADABLE: {path} cannot be read" in " ".join(capsys.readouterr().out.split())
