@@ -41,7 +41,7 @@ from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.runs.tasks import in_waves, share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.topic_run import LossesNow, topic_ports, topic_run, unloads_of
+from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
@@ -206,11 +206,10 @@ def _acting(
             context = replace(context, holds=settings.orphans.holds(now))
             brokers = ask_brokers(ports)
             loaded = settings.trimming.loaded_topics
-            run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers)
+            run = topic_run(cluster, run_id, ports, context, now, loaded, brokers.brokers, brokers.configurations)
             guard = RunGuard(lease.guard, unloads)
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
-            losses = LossesNow(cluster, configurations=brokers.configurations)
-            yield replace(run, plan_id=plan_id, losses=losses), ports, guard, brokers
+            yield replace(run, plan_id=plan_id), ports, guard, brokers
             finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=not brokers.unanswered)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -49,7 +48,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.side_by_side import shared
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.topic_run import LossesNow, topic_ports, topic_run
+from pulsar_lifecycle.topics.topic_run import topic_ports, topic_run
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.values import plans
@@ -90,8 +89,7 @@ def plan_delete_records(
         with step("brokers"):
             brokers = ask_brokers(ports)
         loaded_topics = cluster.settings.trimming.loaded_topics
-        run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers)
-        run = replace(run, losses=LossesNow(cluster, configurations=brokers.configurations))
+        run = topic_run(cluster, "plan", ports, context, now, loaded_topics, brokers.brokers, brokers.configurations)
         planning = _Planning(cluster, run, ports, brokers, options)
         with cluster.ports(read_only=True) as connections:
             policies = connections.configuration

@@ -128,8 +128,12 @@ def topic_run(
     now: int,
     loaded_topics: bool | tuple[str, ...],
     brokers: Brokers | None = None,
+    configurations: Mapping[str, Mapping[str, str]] | None = None,
 ) -> TopicRun:
-    """``now`` (ms) must be from before the brokers are asked, which is done here if they were not."""
+    """``now`` (ms) must be from before the brokers are asked, which is done here if they were not.
+
+    ``configurations``: as :class:`LossesNow` takes them.
+    """
     settings = cluster.settings
     return TopicRun(
         run_id=run_id,
@@ -142,7 +146,7 @@ def topic_run(
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
         shadows=snapshot.Shadows(lambda: shadow_sources(cluster, ports.store), ports.clock),
         holds_now=HoldsNow(cluster.settings_file, ports.clock).names,
-        losses=LossesNow(cluster),
+        losses=LossesNow(cluster, configurations=configurations),
     )
 
 
