@@ -75,9 +75,7 @@ def rows_about(
     journal: JournalReader, cluster: str, plan_ids: Collection[str], since: int
 ) -> dict[str, list[ApprovalRow]]:
     """Approvals of plans and their withdrawals, given at ``since`` (ms) or later, oldest first; by plan, of few."""
-    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
-    mine = (pc.field("cluster") == cluster) & named
-    about = mine & (pc.field("action") == Action.APPROVE_PLAN) & filed_since(since)
+    about = _of_plans(cluster, plan_ids, since) & (pc.field("action") == Action.APPROVE_PLAN)
     found: dict[str, list[ApprovalRow]] = {}
     for row in journal.find(about, ["plan_id", "run_id", "outcome", "detail", "at"]).sort_by("at").to_pylist():
         found.setdefault(row["plan_id"], []).append(row)
@@ -140,8 +138,13 @@ def applied_rows(
     but: Collection[Outcome] = (),
 ) -> pa.Table:
     """Plan, ledger, topic and bytes of the rows that :func:`applied_plans` counts."""
-    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
     actions = pc.field("action").isin(pa.array(sorted(only or NO_EFFECTS), pa.string()))
     changes = (actions if only else ~actions) & ~pc.field("outcome").isin([Outcome.VERIFIED, *but])
-    effects = named & changes & filed_since(since)
-    return journal.find((pc.field("cluster") == cluster) & effects, ["plan_id", "ledger_id", "topic", "bytes"])
+    effects = _of_plans(cluster, plan_ids, since) & changes
+    return journal.find(effects, ["plan_id", "ledger_id", "topic", "bytes"])
+
+
+def _of_plans(cluster: str, plan_ids: Collection[str], since: int) -> pc.Expression:
+    """The cluster's rows of these plans, filed at ``since`` (ms) or later."""
+    named = pc.field("plan_id").isin(pa.array(sorted(plan_ids), pa.string()))
+    return (pc.field("cluster") == cluster) & named & filed_since(since)
