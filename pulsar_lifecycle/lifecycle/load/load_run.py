@@ -26,13 +26,13 @@ from pulsar_lifecycle.lifecycle.load.going_subscriptions import Inactive
 from pulsar_lifecycle.lifecycle.load.load_planning import choice_of, functions_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept, last_of, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.load.one_topic import code_of
 from pulsar_lifecycle.lifecycle.load.visit import Visit
 from pulsar_lifecycle.lifecycle.load.visit_rows import broken_off, end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
 from pulsar_lifecycle.lifecycle.load_budget import LoadBudget, whole_or_nothing
 from pulsar_lifecycle.lifecycle.subscription_deletion import end_deletions
 from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
-from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
 from pulsar_lifecycle.model import Topic
@@ -46,9 +46,7 @@ from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since
-from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.policies import InForce
-from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
@@ -413,11 +411,11 @@ class _LoadRun:
         if other := [name for name, czxid in load_plan.inactive(row).items() if now.versions[name][0] != czxid]:
             return Why(Code.CHANGED_SINCE_PLAN, f"subscription {other[0]} is another one than the plan's")
         if row["kept"]:
-            return Why(_code(row["kept"]), f"kept by {row['kept']}")
+            return Why(code_of(row["kept"]), f"kept by {row['kept']}")
         if end and load_plan.leaving(end) != load_plan.leaving(row):
             return Why(Code.CHANGED_SINCE_PLAN, "another subscription of it expires before it were unloaded")
         if end and end["kept"]:
-            return Why(_code(end["kept"]), f"kept by {end['kept']} before it were unloaded")
+            return Why(code_of(end["kept"]), f"kept by {end['kept']} before it were unloaded")
         if protected := self._protected(topic, now):
             return protected
         if control.has_pending_unload(self.ports.store, topic):
@@ -440,10 +438,3 @@ def _by_topic(rows: pa.Table) -> dict[Topic, dict[str, Any]]:
 
 def _more(now: Sequence[int], then: Sequence[int]) -> bool:
     return len(now) > len(then) or sum(now) > sum(then)
-
-
-def _code(kept: str) -> Any:
-    for codes in (LoadKept, LoadLoss, RetentionVerdict, Protection):
-        if kept in set(codes):
-            return codes(kept)
-    raise ValueError(kept)

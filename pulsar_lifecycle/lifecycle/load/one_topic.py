@@ -62,12 +62,16 @@ def load_row(
 
 Keeps = LoadKept | LoadLoss | RetentionVerdict | Protection
 """What keeps a topic from being loaded."""
-_KEPT: tuple[type[Keeps], ...] = (LoadKept, LoadLoss, RetentionVerdict, Protection)
+
+
+def code_of(kept: str) -> Keeps:
+    """The code of column ``kept`` of ``topics_to_load``. Raises ValueError for what is none."""
+    for codes in (LoadKept, LoadLoss, RetentionVerdict, Protection):
+        if kept in set(codes):
+            return codes(kept)
+    raise ValueError(kept)
 
 
 def kept_code(row: Mapping[str, Any] | None) -> Keeps | None:
     """Why a topic is left alone, by its row; None where it is loaded, or needs no broker."""
-    kept = row["kept"] if row else None
-    if not kept:
-        return None
-    return next(member for codes in _KEPT for member in codes if member == kept)
+    return code_of(row["kept"]) if row and row["kept"] else None
