@@ -46,7 +46,8 @@ def entries_to_ask(run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCop
     chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
     """
     try:
-        _check_load(run, ports, topic)
+        if why := why_not_read(run, ports, topic):
+            raise TopicNotLoaded(why)
         node = ports.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
         if node is None:
             return list(dict.fromkeys((0, copy.entries - 1)))
@@ -73,10 +74,13 @@ def entries_to_ask(run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCop
         raise InconclusiveRead(f"which of its entries its broker can be asked for is not known: {error}") from error
 
 
-def _check_load(run: TopicRun, ports: Ports, topic: Topic) -> None:
-    """A read loads its topic, and it is unloaded after it: the next one loads it, too."""
-    if loss := run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic)):
-        raise TopicNotLoaded(f"it is not read: {loss}; or have a ledger of another topic of its namespace read first")
+def why_not_read(run: TopicRun, ports: Ports, topic: Topic) -> str:
+    """Why no broker may be asked for entries of a topic; empty if one may.
+
+    A read loads it, and it is unloaded after it: the next one loads it, too. Raises Refused.
+    """
+    loss = run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic))
+    return f"it is not read: {loss}; or have a ledger of another topic of its namespace read first" if loss else ""
 
 
 def _shown_by_rest(payload: bytes) -> bool:

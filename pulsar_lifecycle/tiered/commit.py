@@ -29,7 +29,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.journal_rows import Details
-from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
+from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask, why_not_read
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import (
     READ_CHECK_UNLOADS,
@@ -51,6 +51,7 @@ from pulsar_lifecycle.topics.write import (
     EditOutcome,
     TopicRun,
     edit_topic,
+    left_loaded,
     why_loaded,
 )
 from pulsar_lifecycle.values.codes import Code, Why
@@ -86,8 +87,12 @@ def begin_topic(
     topic: Topic,
     wanted: Sequence[OffloadRequest],
     new_uuid: Callable[[], UUID],
+    read_check: ReadCheck,
 ) -> tuple[list[Attempt], list[OffloadOutcome]]:
-    """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
+    """Open an attempt on each ledger that may be offloaded now; the others come back with why not.
+
+    None is opened that its broker would have to read first, and must not: nothing is copied for it.
+    """
     guard.check(ports.store)
     ports.store.sync("/")
     node, info = snapshot.topic_node(ports.store, topic)
@@ -96,6 +101,7 @@ def begin_topic(
     outcomes: list[OffloadOutcome] = []
     foreign = listed_ledgers.open_attempt(info)
     loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    stays = left_loaded(run, ports.store, topic, loaded, POLICY) if loaded else None
     for one in wanted:
         why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):
@@ -106,9 +112,8 @@ def begin_topic(
         if foreign:
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, foreign))
             continue
-        if loaded and not run.writes_loaded(topic):
-            why = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, why))
+        if stays:
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, stays))
             continue
         attempt = Attempt(
             one.ledger_id,
@@ -120,6 +125,10 @@ def begin_topic(
             run.run_id,
             ports.clock.now_ms(),
         )
+        if read_check.due(topic, attempt) and (unread := why_not_read(run, ports, topic)):
+            why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {unread}")
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FAILED, why))
+            continue
         try:
             attempts.begin(ports.store, attempt)
         except Conflict as error:

@@ -130,7 +130,7 @@ class OffloadWork:
 
         def begin() -> list[OffloadOutcome]:
             opened, outcomes = commit.begin_topic(
-                self._run, self._ports, self._guard, topic, new, self._cluster.ids.uuid
+                self._run, self._ports, self._guard, topic, new, self._cluster.ids.uuid, self._read_check
             )
             begun.extend(opened)
             return outcomes

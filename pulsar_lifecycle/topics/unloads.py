@@ -296,10 +296,11 @@ def finish_unloads(
 ) -> dict[str, str]:
     """Unload every loaded topic with a pending unload, and every other one that some broker lists after all.
 
-    A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its last write, whose ever that was: a broker that hung may load it, and list it, long after it was told to.
-    Without, that is left to the next run. Returns what could not be done, and why; it stays pending. By
-    topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
+    What was loaded, and no broker has any more, is done: an unload would have one load it. A topic that was written as
+    unloaded is looked at now and, with ``wait``, once more two statistics intervals after its last write, whose ever
+    that was: a broker that hung may load it, and list it, long after it was told to. Without, that is left to the next
+    run. Returns what could not be done, and why; it stays pending. By topic, or by z-node where its name says no topic.
+    What cannot be read is logged, too, and hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
     guard.check(store)
@@ -307,6 +308,9 @@ def finish_unloads(
     watched: list[PendingUnload] = []
     failed: Counter[str] = Counter()
     found = list(control.pending_for(store, guard.guard))
+    gone = _gone(store, admin, clock, [one for one in found if isinstance(one, PendingUnload) and one.loaded])
+    control.finish_many_unloads(store, gone, guard.guard)
+    found = [one for one in found if one not in gone]
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for pending in found[first:] + found[:first]:
         if isinstance(pending, BrokenPendingUnload):
@@ -361,14 +365,24 @@ def _unload(
 
 def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:
     """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
+    return bool(_gone(store, admin, clock, [pending]))
+
+
+def _gone(
+    store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: Sequence[PendingUnload]
+) -> list[PendingUnload]:
+    """Those that :func:`is_gone`."""
+    found: list[PendingUnload] = []
     with contextlib.suppress(LifecycleError):
-        if _topic_nodes(store, [pending])[0] is None:
-            return True
-        brokers = load_state.fetch_brokers(store, admin)
-        (node,) = _topic_nodes(store, [pending])
-        listed = str(pending.topic) in brokers.loaded
-        return not listed and _watch_left(pending, node, brokers.stats_interval, clock.now_ms()) <= 0
-    return False
+        nodes = zip(pending, _topic_nodes(store, pending), strict=True)
+        found += [one for one, node in nodes if node is None]
+        if rest := [one for one in pending if one not in found]:
+            brokers = load_state.fetch_brokers(store, admin)
+            for one, node in zip(rest, _topic_nodes(store, rest), strict=True):
+                listed = str(one.topic) in brokers.loaded
+                if not listed and _watch_left(one, node, brokers.stats_interval, clock.now_ms()) <= 0:
+                    found.append(one)
+    return found
 
 
 def _topic_nodes(store: MetadataStore, pending: Sequence[PendingUnload]) -> list[Node | Unread | None]:

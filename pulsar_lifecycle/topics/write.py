@@ -231,6 +231,17 @@ def why_loaded(
     return Why(load.reason, load.text) if load.state is LoadState.LOADED else None
 
 
+def left_loaded(run: TopicRun, store: MetadataStore, topic: Topic, loaded: Why, policy: str) -> Why | None:
+    """Why a topic that counts as ``loaded`` is not written: ``policy`` does not name it, or its unload loses data.
+
+    An unload has a broker load it first where none has it, and its clients have one load it again.
+    Raises Refused where its cursors cannot be listed; Paused, LeaseLost, Overloaded.
+    """
+    if not run.writes_loaded(topic):
+        return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
+    return run.lost_at_load(topic, snapshot.cursor_names(store, topic))
+
+
 def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> UnloadAttempt | Why:
     """Unload a loaded topic before it is written, if that is needed; why it must not be written, if that failed.
 
@@ -300,10 +311,8 @@ def _edit(
         if wanted == info:
             return said
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-        stays: Why | None = None
-        if loaded and policy and not run.writes_loaded(topic):
-            stays = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
-        elif loaded:
+        stays = left_loaded(run, ports.store, topic, loaded, policy) if loaded and policy else None
+        if loaded and not stays:
             tried = unload_first(ports, guard, topic, anyway=not policy)
             if tried is UnloadAttempt.UNLOADED:
                 continue

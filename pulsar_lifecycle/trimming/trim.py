@@ -45,6 +45,7 @@ from pulsar_lifecycle.topics.write import (
     TRIES,
     TopicRun,
     TopicWrite,
+    left_loaded,
     unload_first,
 )
 from pulsar_lifecycle.trimming import trim_rules
@@ -52,6 +53,8 @@ from pulsar_lifecycle.trimming.trim_rules import Stays
 from pulsar_lifecycle.trimming.trim_view import TrimView, look
 from pulsar_lifecycle.values.codes import Code, Why, why_refused
 from pulsar_lifecycle.values.outcomes import Outcome
+
+_POLICY = "trimming.loaded_topics"
 
 
 def as_it_is(info: ManagedLedgerInfo) -> ManagedLedgerInfo:
@@ -137,14 +140,11 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = view.why_loaded(run)
+        stays = left_loaded(run, ports.store, order.topic, loaded, _POLICY) if loaded else None
         code, texts = Code.MAY_GO, [str(loaded)] if loaded else []
         if any(isinstance(one, PendingUnload) and one.loaded for one in pending):
             code, texts = Code.AFTER_UNLOAD, ["only if the pending unload of its topic succeeds first", *texts]
-        goes = (
-            (Outcome.LEFT_TO_BROKER, _left_to_broker(loaded))
-            if loaded and not run.writes_loaded(order.topic)
-            else (Outcome.GOES, Why(code, "; ".join(texts)))
-        )
+        goes = (Outcome.LEFT_TO_BROKER, stays) if stays else (Outcome.GOES, Why(code, "; ".join(texts)))
         return [view.outcome(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
     return guarded(order.topic, planned)
@@ -177,11 +177,6 @@ def _read(run: TopicRun, ports: Ports, order: TrimOrder, before: TopicReading | 
 
 def _look(run: TopicRun, ports: Ports, order: TrimOrder, reading: TopicReading) -> TrimView:
     return look(run, ports, order.topic, reading, order.asked(reading.info), order.rules)
-
-
-def _left_to_broker(why: Why) -> Why:
-    text = f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
-    return Why(Code.TOPIC_LOADED, text)
 
 
 class _Trim:
@@ -238,7 +233,7 @@ class _Trim:
         if not view.goes:
             return True
         loaded = view.why_loaded(self._run)
-        stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else None
+        stays = left_loaded(self._run, ports.store, view.topic, loaded, _POLICY) if loaded else None
         if not stays and not (view := self._counted_only(view)).goes:
             return True
         if loaded and not stays:

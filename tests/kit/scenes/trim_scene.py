@@ -30,7 +30,7 @@ from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.findings import Context
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import Tell, killed_at_every_step
-from tests.kit.scenes.topic_scene import TOPIC, TopicScene
+from tests.kit.scenes.topic_scene import TOPIC, TopicScene, nothing_lost
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 
 MINUTE = 60_000
@@ -98,7 +98,8 @@ class TrimScene(TopicScene):
         now = cluster.clock.now_ms()
         configuration = self.configuration.open_store() if self.configuration else self.store
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(self.store, configuration), cluster.clock)
-        return TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
+        run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
+        return replace(run, losses=lambda namespace: self.losses or nothing_lost(namespace))
 
     def act(
         self, work: Callable[[TopicRun, Ports, RunGuard], list[LedgerOutcome]], **policy: Any

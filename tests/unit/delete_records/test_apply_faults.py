@@ -336,6 +336,7 @@ def test_unloads_that_were_pending_count_too() -> None:
     admin.topics = {first: {}, second: {}}
     admin.on_unload = scene.rolled
     scene.plan(END)
+    scene.cluster.load(second)
     control.note_unload(scene.cluster.zookeeper.session(), control.PendingUnload(second, True, 0, control.LEASE))
     (result,) = scene.apply()
     assert result.error is RecordsError.UNLOADS_USED_UP

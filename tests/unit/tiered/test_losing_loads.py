@@ -32,13 +32,26 @@ LOSING = pytest.mark.parametrize(
 
 
 @LOSING
-def test_no_ledger_of_a_topic_is_committed_that_must_be_read_first_and_would_lose_data(
+def test_nothing_is_copied_that_must_be_read_first_where_its_topic_would_lose_data(
     losses: LoadLosses, code: LoadLoss
 ) -> None:
     scene = Scene()
     scene.cluster.cursor(TOPIC, "s")
     scene.losses = losses
+    attempts, found = scene.session().begin(scene.wanted)
+    assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
+    assert all(f"({code})" in one.reason and "another topic of its namespace" in one.reason for one in found)
+
+
+@LOSING
+def test_no_ledger_of_a_topic_is_committed_that_must_be_read_first_and_would_lose_data_by_now(
+    losses: LoadLosses, code: LoadLoss
+) -> None:
+    scene = Scene()
+    scene.cluster.cursor(TOPIC, "s")
     session, proven = begun(scene)
+    scene.losses = losses
     found = session.commit(proven)
     assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
     assert all(f"({code})" in one.reason and "another topic of its namespace" in one.reason for one in found)
@@ -56,14 +69,27 @@ def test_once_another_topic_of_its_namespace_was_read_it_is_offloaded_unloaded()
     scene.cluster.admin.on_read = lambda topic, position: None
     scene.cluster.admin.on_unload = lambda topic: None
     scene.cluster.wait(1)
-    session, proven = begun(scene)
+    session = scene.session()
     wanted = list(session.asked(ids[:1]))
-    there, _ = tiered_commit.begin_topic(session.run, session.ports, session.guard, OTHER, wanted, uuid4)
+    there, _ = tiered_commit.begin_topic(
+        session.run, session.ports, session.guard, OTHER, wanted, uuid4, session.read_check
+    )
     others = [session.copy(one) for one in there]
     (read,) = tiered_commit.commit_topic(session.run, session.ports, session.guard, OTHER, others, session.read_check)
     assert read.outcome == Outcome.OFFLOADED
-    assert outcomes(session.commit(proven)) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
+    assert outcomes(session.offload(scene.wanted)) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert set(scene.cluster.admin.touched) == {OTHER}
+
+
+@LOSING
+def test_a_loaded_topic_is_not_offloaded_that_would_lose_data_by_its_unload(losses: LoadLosses, code: LoadLoss) -> None:
+    scene = Scene()
+    scene.cluster.cursor(TOPIC, "s")
+    scene.cluster.load(TOPIC)
+    scene.loaded_topics, scene.losses = True, losses
+    attempts, found = scene.session().begin(scene.wanted)
+    assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, code)}
 
 
 @LOSING

@@ -85,7 +85,9 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
 
     scene.cluster.admin.on_read = unread
     wanted = session.asked(ids[:1])
-    begun_there, _ = tiered_commit.begin_topic(session.run, session.ports, session.guard, OTHER, wanted, uuid4)
+    begun_there, _ = tiered_commit.begin_topic(
+        session.run, session.ports, session.guard, OTHER, wanted, uuid4, session.read_check
+    )
     proven = [session.copy(one) for one in begun_there]
     with pytest.raises(ReadCheckFailed):
         tiered_commit.commit_topic(session.run, session.ports, session.guard, OTHER, proven, session.read_check)

@@ -29,6 +29,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
 from pulsar_lifecycle.topics.write import EditOutcome, TopicRun, edit_topic
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
@@ -99,6 +100,15 @@ def test_an_edit_that_no_policy_stops() -> None:
     run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, False, shadows)
     assert outcomes(edit_topic(run, ports, scene.guard, TOPIC, scene.change, "")) == [DONE, "kept"]
     assert (scene.written, scene.left_pending, "unload" in scene.steps) == (True, [], True)
+
+
+def test_no_write_of_a_loaded_topic_that_would_lose_data_by_its_unload() -> None:
+    scene = Scene(loaded=True)
+    scene.losses = LoadLosses()
+    said = scene.edit()
+    assert outcomes(said) == [Outcome.LEFT_TO_BROKER, "kept"]
+    assert said[scene.ids[0]].why.code is LoadLoss.LOSS_UNKNOWN
+    assert scene.steps == []
 
 
 def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:

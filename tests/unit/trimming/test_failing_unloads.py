@@ -42,6 +42,7 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
 
     scene.cluster.admin.on_unload = fails
     for topic in topics:
+        scene.cluster.topic(topic, [scene.cluster.ledger(data_tags(topic))])
         scene.cluster.load(topic)
         control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(replace(run), ports, guard, []))
@@ -240,6 +241,7 @@ def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
 
     scene.cluster.admin.on_unload = fails
     for topic in names:
+        scene.cluster.topic(topic, [scene.cluster.ledger(data_tags(topic))])
         scene.cluster.load(topic)
         control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
     for _ in range(9):

@@ -19,6 +19,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
+from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim as trimming_trim
@@ -26,7 +27,7 @@ from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.crash import raising
-from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
+from tests.kit.scenes.topic_scene import OTHER, TOPIC, nothing_lost, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import data_tags
 
@@ -99,6 +100,37 @@ def test_the_policy_may_name_whose_loaded_topics_are_written(scene: Scene, name:
     planned = trimming_trim.plan_trim(scene.run(frozenset({name})), ports, order)
     assert {one.outcome for one in planned} == {Outcome.GOES if outcome == Outcome.REMOVED else Outcome.LEFT_TO_BROKER}
     assert outcomes(scene.trim(loaded_topics=frozenset({name}))) == dict.fromkeys(scene.ids[:3], outcome)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_topic_that_counts_as_loaded_is_not_trimmed_where_its_unload_would_lose_data(
+    scene: Scene, listed: bool
+) -> None:
+    """An unload has a broker load what none has, and clients load it again."""
+    scene.load()
+    if not listed:
+        scene.cluster.admin.loaded.clear()
+    scene.losses = LoadLosses(nothing_lost(TOPIC.namespace).replication, lazy_cursors=True)
+    order, ports = TrimOrder(TOPIC, up_to=scene.ids[2]), scene.ports()
+    planned = trimming_trim.plan_trim(scene.run(True), ports, order)
+    found = [*planned, *scene.trim(loaded_topics=True).values()]
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, LoadLoss.CURSORS_COME_LATER)}
+    assert (scene.listed, scene.sent, scene.cluster.admin.touched, scene.left_pending) == (scene.ids, [], [], [])
+
+
+@pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
+def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
+    scene: Scene, listed: bool, since: float, asked: bool
+) -> None:
+    """An unload would have one load it; for two statistics intervals nobody knows whether one has it."""
+    scene.cluster.load(TOPIC)
+    if not listed:
+        scene.cluster.admin.loaded.clear()
+    noted = scene.cluster.clock.now_ms()
+    control.note_unload(scene.store, control.PendingUnload(TOPIC, True, noted, control.LEASE))
+    scene.cluster.wait(since)
+    scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+    assert (scene.cluster.admin.touched == [TOPIC], scene.left_pending) == (asked, [])
 
 
 def test_a_failed_unload_is_tried_again_reported_and_done_by_the_next_run(scene: Scene) -> None:

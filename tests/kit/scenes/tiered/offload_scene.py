@@ -216,7 +216,7 @@ class Session:
             self.uuids.append(uuid4())
             return self.uuids[-1]
 
-        return tiered_commit.begin_topic(self.run, self.ports, self.guard, TOPIC, wanted, new_uuid)
+        return tiered_commit.begin_topic(self.run, self.ports, self.guard, TOPIC, wanted, new_uuid, self.read_check)
 
     @staticmethod
     def asked(ledger_ids: Collection[int], **changes: Any) -> list[OffloadRequest]:
