@@ -5,7 +5,6 @@ Belongs here: reading what ``cut_rules.py`` judges. Not here: the rules (``cut_r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
+from pulsar_lifecycle.metastore.namespaces import policies_in
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
@@ -257,14 +257,10 @@ def unread_policies(configuration: MetadataStore, namespace: Namespace) -> Refus
 
 
 def _named(path: str, node: Node | Unread | None) -> Clusters:
-    if isinstance(node, Unread):
-        return Refusal.plain(RecordsError.UNREAD, f"{path} cannot be read: {node.reason}")
     try:
-        namespace = json.loads(node.data) if node else {}
-    except ValueError as error:
-        return Refusal.plain(RecordsError.UNREAD, f"{path}: no namespace policies: {error}")
-    if not isinstance(namespace, dict):
-        return Refusal.plain(RecordsError.UNREAD, f"{path}: no namespace policies: it is no JSON object")
+        namespace = policies_in(path, node)
+    except LifecycleError as error:
+        return Refusal.plain(RecordsError.UNREAD, str(error))
     return _known(path, TopicPolicies(), namespace)
 
 

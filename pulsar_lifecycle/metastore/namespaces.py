@@ -65,6 +65,11 @@ def policies_of(store: MetadataStore, namespace: str) -> dict[str, Any]:
     """Policies of one namespace, none where there is no z-node of it. Raises CorruptFormat."""
     path = f"{POLICIES_ROOT}/{namespace}"
     (node,) = store.read([path])
+    return policies_in(path, node)
+
+
+def policies_in(path: str, node: Node | Unread | None) -> dict[str, Any]:
+    """What a z-node of policies says, nothing without one. Raises CorruptFormat, UnsupportedFormat if it was unread."""
     if isinstance(node, Unread):
         raise UnsupportedFormat(path, 0, f"readable policies: {node.reason}")
     return _decoded(node) if node and node.data else {}
