@@ -10,7 +10,7 @@ from enum import StrEnum
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd, StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics.load_losses import LoadLoss

@@ -42,7 +42,7 @@ CODES = (
     ("Why no broker can load a topic", "pulsar_lifecycle.lifecycle.load.failing_loads.LoadFailure"),
     ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
     ("What a topic loses by a load", "pulsar_lifecycle.topics.load_losses.LoadLoss"),
-    ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visits.LoadStep"),
+    ("Why a step of a load ended so", "pulsar_lifecycle.lifecycle.load.visit.LoadStep"),
     ("By what the last use of a topic is known", "pulsar_lifecycle.lifecycle.activity.activity_tables.UseEvidence"),
     ("What keeps an inactive topic or subscription", "pulsar_lifecycle.values.plans.inactive_plan.InactiveKept"),
     ("Why records of a partition are not deleted", "pulsar_lifecycle.values.plans.delete_records_plan.RecordsError"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.values.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus, PendingAcks
 
 BEFORE_ALL = Position(-1, -1)
 """The position before a topic's first message."""
@@ -230,6 +230,13 @@ class BrokerAdmin(Protocol):
         """When a subscription was last read or acknowledged since its topic's load (ms); 0 for never, None for now.
 
         Now: consumers are connected. Loads the topic. Raises NotFound.
+        """
+        ...
+
+    def pending_acks(self, topic: Topic, subscription: str) -> PendingAcks:
+        """How far its broker is with a subscription's acknowledgements in transactions. Loads, and begins, nothing.
+
+        Raises NotFound for a topic that is not loaded, Failed for a subscription that it has not got.
         """
         ...
 

@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, RefusedBy, Unavailable
 from pulsar_lifecycle.metastore import load_state, walk
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
 
 _LOG = logging.getLogger(__name__)
 
@@ -299,8 +301,9 @@ def finish_unloads(
     What was loaded, and no broker has any more, is done: an unload would have one load it. A topic that was written as
     unloaded is looked at now and, with ``wait``, once more two statistics intervals after its last write, whose ever
     that was: a broker that hung may load it, and list it, long after it was told to. Without, that is left to the next
-    run. Returns what could not be done, and why; it stays pending. By topic, or by z-node where its name says no topic.
-    What cannot be read is logged, too, and hinders no other.
+    run, and so is always one whose broker still reads for it (:func:`unread_acks`). Returns what could not be done, and
+    why; it stays pending. By topic, or by z-node where its name says no topic. What cannot be read is logged, too, and
+    hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
     guard.check(store)
@@ -329,7 +332,10 @@ def finish_unloads(
             return still_pending | {str(pending.topic): f"the brokers did not answer: {error}" for pending in watched}
         for pending in [pending for pending in watched if str(pending.topic) in brokers.loaded]:
             watched.remove(pending)
-            _unload(store, admin, clock, guard, pending, still_pending, failed)
+            if unread := unread_acks(store, admin, pending.topic):
+                still_pending[str(pending.topic)] = unread
+            else:
+                _unload(store, admin, clock, guard, pending, still_pending, failed)
         nodes = zip(watched, _topic_nodes(store, watched), strict=True)
         left = {one: _watch_left(one, node, brokers.stats_interval, clock.now_ms()) for one, node in nodes}
         control.finish_many_unloads(store, [pending for pending in watched if left[pending] <= 0], guard.guard)
@@ -361,6 +367,28 @@ def _unload(
         still_pending[str(pending.topic)] = failure.text
     else:
         control.finish_unload(store, pending)
+
+
+def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
+    """Why a topic that was loaded lately is not to be unloaded yet; None if it may be.
+
+    At each load its broker reads the logs of what subscriptions acknowledged in transactions. An unload amid that may
+    leave the thread that reads waiting for good, and no topic whose logs it is to read can be used until the broker is
+    restarted (``MLPendingAckStore.PendingAckReplay``, Pulsar 4.0.7).
+    """
+    try:
+        names = [encode_name(name) for name in snapshot.cursor_names(store, topic)]
+    except RefusedBy as refusal:
+        return str(refusal)
+    for name in sorted(snapshot.with_pending_acks(store, topic, names)):
+        what = f"what subscription {name} acknowledged in transactions"
+        try:
+            state = admin.pending_acks(topic, name)
+        except LifecycleError as error:
+            return f"its broker does not say whether it has read {what}: {error}"
+        if state not in READS_NO_ACKS:
+            return f"its broker has not read all of {what} ({state}); if that lasts, restart the broker"
+    return None
 
 
 def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:

@@ -50,6 +50,27 @@ class CompactionStatus(StrEnum):
     """It did not say; no broker's word. Whatever is none of these is as much as that."""
 
 
+class PendingAcks(StrEnum):
+    """How far a broker is with the log of a subscription's acknowledgements in transactions.
+
+    ``PendingAckHandleState`` in Pulsar 4.0.7. A broker reads such a log anew each time that it loads the topic.
+    """
+
+    NONE = "None"
+    """There is none, or the broker begins, or begins again, in a moment."""
+    INITIALIZING = "Initializing"
+    READY = "Ready"
+    ERROR = "Error"
+    """It gave up, and reads no more of it."""
+    CLOSE = "Close"
+    """The topic is being unloaded."""
+    OFF = "off"
+    """The broker has no transactions, and reads none; no broker's word."""
+
+
+READS_NO_ACKS = frozenset({PendingAcks.READY, PendingAcks.ERROR, PendingAcks.OFF})
+"""The broker is done with a log that there is."""
+
 COMPACTS_NOT = frozenset({CompactionStatus.NOT_RUN, CompactionStatus.SUCCESS})
 """No compaction is under way, and none ended without naming what it had written."""
 

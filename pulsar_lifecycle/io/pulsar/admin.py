@@ -30,7 +30,9 @@ from pulsar_lifecycle.io.pulsar import statistics
 from pulsar_lifecycle.io.pulsar.admin_answers import (
     INTERNAL_ERROR,
     base_urls,
+    broker_ids,
     checked,
+    joined_url,
     json_of,
     named_url,
     no_answer,
@@ -40,7 +42,7 @@ from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
-from pulsar_lifecycle.values.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus, PendingAcks
 
 MAX_REDIRECTS = 5
 _RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
@@ -82,7 +84,7 @@ class HttpBrokerAdmin:
 
     def brokers(self) -> list[str]:
         """Broker ids (``host:webport``) of the cluster the admin URL belongs to; never empty."""
-        ids = _broker_ids(self._request("GET", _BROKERS, redirects=0), _BROKERS)
+        ids = broker_ids(self._request("GET", _BROKERS, redirects=0), _BROKERS)
         listed = (named_url(f"http://{name}", _BROKERS) for name in ids)
         self._hosts = {url.host for url in (*self._bases, *listed)}
         self._ids = frozenset(ids)
@@ -271,6 +273,17 @@ class HttpBrokerAdmin:
         said = self._get(_path(topic, "stats?excludePublishers=true"))
         return statistics.last_use(said, topic, subscription)
 
+    def pending_acks(self, topic: Topic, subscription: str) -> PendingAcks:
+        """Out of its broker's memory (``internalGetPendingAckStats``), which answers 503 where transactions are off."""
+        names = (*str(topic.namespace).split("/"), topic.local, subscription)  # all of them decoded once
+        path = "/".join(["/admin/v3/transactions/pendingAckStats", *(quote(name, safe="") for name in names)])
+        try:
+            return statistics.pending_acks_of(self._get(path), path)
+        except Unavailable:
+            if self.configuration_of(self.owner(topic)).get("transactionCoordinatorEnabled") != "false":
+                raise
+            return PendingAcks.OFF
+
     def delete_subscription(self, topic: Topic, subscription: str) -> None:
         """Without ``force`` the broker refuses one with consumers (412, StoreError)."""
         name = quote(encode_name(subscription), safe="")
@@ -349,7 +362,7 @@ class HttpBrokerAdmin:
         for _ in range(redirects):
             if response.status_code not in (307, 308):
                 break
-            target = _joined(response.url, response.headers.get("location", ""))
+            target = joined_url(response.url, response.headers.get("location", ""))
             self._refuse_foreign(target, str(response.url))
             response = self._send(method, target, body)
         return checked(method, response, self._settings.token)
@@ -367,7 +380,7 @@ class HttpBrokerAdmin:
             try:
                 self._check_same_cluster(base)
                 sending = method
-                response = self._send(method, _joined(base, where), body)
+                response = self._send(method, joined_url(base, where), body)
             except LifecycleError as error:
                 if not isinstance(error.__cause__, httpx.TransportError):
                     raise
@@ -387,7 +400,7 @@ class HttpBrokerAdmin:
         if base in self._same_cluster or not self._ids:
             return
         url = base.join(_BROKERS)
-        if self._ids.isdisjoint(_broker_ids(checked("GET", self._send("GET", url, None)), url)):
+        if self._ids.isdisjoint(broker_ids(checked("GET", self._send("GET", url, None)), url)):
             raise StoreError(f"pulsar.admin_url: {base} lists none of {', '.join(sorted(self._ids))}: another cluster?")
         self._same_cluster.add(base)
 
@@ -432,17 +445,3 @@ def _path(topic: Topic, *rest: str) -> str:
     version = "/admin" if namespace.cluster else "/admin/v2"
     names = [topic.domain, *str(namespace).split("/"), topic.local]
     return "/".join([version, *(quote(name, safe="") for name in names), *rest])
-
-
-def _joined(base: httpx.URL, where: str | httpx.URL) -> httpx.URL:
-    try:
-        return base.join(where)
-    except httpx.InvalidURL as error:  # a name of many thousand characters
-        raise StoreError(f"{str(where)[:200]!r} is no address: {error}") from error
-
-
-def _broker_ids(response: httpx.Response, source: str | httpx.URL) -> list[str]:
-    answer = json_of(response)
-    if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
-        raise unexpected(source, "a list of broker ids")
-    return answer

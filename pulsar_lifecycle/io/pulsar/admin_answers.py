@@ -109,3 +109,19 @@ def _base_url(text: str, whole: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host or url.raw_path != b"/":
         raise ConfigError(f"pulsar.admin_url: expected http://host:port, or http://host:port,host:port, found {whole}")
     return url
+
+
+def joined_url(base: httpx.URL, where: str | httpx.URL) -> httpx.URL:
+    """An address, or a path at ``base``."""
+    try:
+        return base.join(where)
+    except httpx.InvalidURL as error:  # a name of many thousand characters
+        raise StoreError(f"{str(where)[:200]!r} is no address: {error}") from error
+
+
+def broker_ids(response: httpx.Response, source: str | httpx.URL) -> list[str]:
+    """The ids that an answer lists; never none."""
+    answer = json_of(response)
+    if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
+        raise unexpected(source, "a list of broker ids")
+    return answer

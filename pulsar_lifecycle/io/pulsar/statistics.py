@@ -12,6 +12,7 @@ from typing import Any
 from pulsar_lifecycle.errors import NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternals
+from pulsar_lifecycle.values.topic_load import PendingAcks
 
 _PERSISTENT = "persistent://"
 
@@ -133,6 +134,14 @@ def last_use(stats: Any, topic: Topic, subscription: str) -> int | None:
         return None if said["consumers"] else max(int(said[name]) for name in _USED)
     except (KeyError, TypeError, ValueError):
         raise _unlike(str(topic), f"subscriptions with their consumers and {', '.join(_USED)}") from None
+
+
+def pending_acks_of(stats: Any, what: str) -> PendingAcks:
+    """What ``TransactionPendingAckStats`` say. Raises StoreError."""
+    state = stats.get("state") if isinstance(stats, dict) else None
+    if state not in set(PendingAcks) - {PendingAcks.OFF}:
+        raise _unlike(what, f"a state such as {PendingAcks.READY}")
+    return PendingAcks(state)
 
 
 def _unlike(what: str, expected: str) -> StoreError:

@@ -1,19 +1,39 @@
 """One topic that is to be loaded, as far as its visit has come, and whether its policies are still what they were.
 
-Belongs here: values, and what a policy that changed meanwhile means for them. Not here: the steps of a visit
-(``visits.py``), who judges the topic before (``load_run.py``).
+Belongs here: values, what a policy that changed meanwhile means for them, and what came of a visit. Not here: its
+steps (``visits.py``), who judges the topic before (``load_run.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from pulsar_lifecycle.lifecycle.load.fresh import TopicNow
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs.control import PendingUnload
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 from pulsar_lifecycle.values.codes import Code, Why
+
+
+class LoadStep(StrEnum):
+    """Why a step of a load ended as it did."""
+
+    IN_METADATA = "in_metadata"
+    """Metadata says so."""
+    NOT_IN_TIME = "not_in_time"
+    """Not within `load.timeout`."""
+    MORE_WENT = "more_went"
+    """It is through, and its broker took more ledgers off its list than retention and TTL let go: the reason says
+    which. Something else acts on it, such as a policy that changed meanwhile."""
+    LESS_WENT = "less_went"
+    """It is through, and ledgers that were to go are still on its list: the reason says which."""
+    ACKS_NOT_READ = "acks_not_read"
+    """Its broker had not read, within `load.timeout`, all that a subscription of it acknowledged in transactions, or
+    does not say so. It is not unloaded while that is so: an unload amid it may keep that broker from reading any more.
+    The next run unloads it. If it says so again, restart the broker."""
 
 
 @dataclass
@@ -23,6 +43,7 @@ class Visit:
     ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: nobody loaded it
     for us, as its bundle had moved since or we may not. ``unanswered``: its broker may still do what it was told, and
     load it again for that.
+    ``unread``: what its broker has not read yet of acknowledgements in transactions (``unloads.unread_acks``).
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
     ``leaving``: subscriptions that are to be deleted, with the czxid and version of their z-nodes as they were judged;
@@ -46,6 +67,7 @@ class Visit:
     pending: PendingUnload | None = None
     loaded_at: int = 0
     failure: Why | None = None
+    unread: str | None = None
     going: set[int] = field(default_factory=set[int])
     targets: Mapping[str, Position] = field(default_factory=dict[str, Position])
     told_at: int = 0
@@ -74,3 +96,20 @@ def changed_policy(visit: Visit, monitors: Monitors | None) -> Why | None:
         text = f"its subscriptions expire after {said} by now, was {visit.expiry_minutes} min: no more were deleted"
         return Why(Code.CHANGED_MEANWHILE, text)
     return None
+
+
+def came_of(visit: Visit, left: set[int], now: int) -> Why:
+    """What left the list of a topic that is unloaded, and what was to leave it.
+
+    A ledger without entries leaves at any load. So does a last one whose retention time, which that began, is over.
+    """
+    expected = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}.union(visit.may_trim)
+    if 0 < visit.retention_minutes * MS_PER_MINUTE < now - visit.loaded_at:
+        expected.update(visit.before.ids[-1:])
+    kept = "".join(f"; subscription {name} stays: {why}" for name, why in visit.stays.items())
+    text = f"it is unloaded{kept}; {len(left)} ledgers left its list"
+    if more := left - expected:
+        return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
+    if less := set(visit.trims) - left:
+        return Why(LoadStep.LESS_WENT, f"{text}, and {sorted(less)} were to go, too")
+    return Why(LoadStep.IN_METADATA, text)

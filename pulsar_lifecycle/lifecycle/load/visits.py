@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, OutcomeUnknown, Unavailable
@@ -19,7 +18,7 @@ from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, missing
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
 from pulsar_lifecycle.lifecycle.load.unsubscribing import Unsubscribing
-from pulsar_lifecycle.lifecycle.load.visit import Visit, changed_policy
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep, Visit, came_of, changed_policy
 from pulsar_lifecycle.lifecycle.load.visit_rows import VisitDetail
 from pulsar_lifecycle.lifecycle.subscription_deletion import Deleting
 from pulsar_lifecycle.metastore.load_state import NO_WORD
@@ -31,7 +30,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.topics.bundle_owner import owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
-from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAfter, is_gone, unread_acks
 from pulsar_lifecycle.topics.write import STOPPING
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.findings import Context
@@ -44,20 +43,6 @@ STEPS = 6
 its wave."""
 AGAIN = 5.0
 """Seconds after which a broker is told again to trim, and policies are looked at again before anything is expired."""
-
-
-class LoadStep(StrEnum):
-    """Why a step of a load ended as it did."""
-
-    IN_METADATA = "in_metadata"
-    """Metadata says so."""
-    NOT_IN_TIME = "not_in_time"
-    """Not within `load.timeout`."""
-    MORE_WENT = "more_went"
-    """It is through, and its broker took more ledgers off its list than retention and TTL let go: the reason says
-    which. Something else acts on it, such as a policy that changed meanwhile."""
-    LESS_WENT = "less_went"
-    """It is through, and ledgers that were to go are still on its list: the reason says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +141,8 @@ class Visits:
             if phase is Phase.TRIM:
                 self._tell_again(waiting, tell)
         for visit in waiting:
-            visit.failure = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
+            late = Why(LoadStep.NOT_IN_TIME, f"{phase} was not done within {self.timeout_ms // 1000} s")
+            visit.failure = Why(LoadStep.ACKS_NOT_READ, f"{late}: {visit.unread}") if visit.unread else late
         self._journal(phase, _alive(visits), Outcome.DONE, lambda _: Why(LoadStep.IN_METADATA, f"{phase} is done"))
         self._journal(phase, [one for one in visits if one.failure], Outcome.FAILED, lambda one: one.failure or _UNSAID)
 
@@ -225,8 +211,11 @@ class Visits:
             raise
 
     def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
-        """A load puts a new ledger behind the last one."""
-        return bool(now.ids) and now.ids[-1] > max(visit.before.ids, default=-1)
+        """A load puts a new ledger behind the last one, and its broker reads acknowledgements in transactions."""
+        if not now.ids or now.ids[-1] <= max(visit.before.ids, default=-1):
+            return False
+        visit.unread = unread_acks(self.ports.store, self.ports.admin, visit.topic)
+        return visit.unread is None
 
     def _aim(self, visits: Sequence[Visit]) -> None:
         """Where each subscription is once what is past its TTL in closed ledgers is expired.
@@ -333,6 +322,7 @@ class Visits:
             Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "its broker is told to unload it next")
         )
         found: list[LoadedTopic] = []
+        unloaded: list[Visit] = []
         unanswered: set[str] = set()  # each may answer again by now
         for visit in asked:
             self.guard.check(store)
@@ -341,11 +331,16 @@ class Visits:
             if visit.broker in unanswered:
                 text = f"it could not be unloaded: broker {visit.broker} did not answer at another topic"
                 visit.failure = Why(Code.NOT_UNLOADED, text)
+                continue
+            if unread := unread_acks(store, self.ports.admin, visit.topic):
+                visit.failure = Why(LoadStep.ACKS_NOT_READ, f"its unload stays pending: {unread}")
             elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
-                if not self._answers(visit.broker):
-                    unanswered.add(visit.broker)
-        unloaded = [visit for visit in asked if not (visit.failure and visit.failure.code is Code.NOT_UNLOADED)]
+            else:
+                unloaded.append(visit)
+                continue
+            if not self._answers(visit.broker):
+                unanswered.add(visit.broker)
         closed = self._closed(unloaded)
         for visit in visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
@@ -395,7 +390,8 @@ class Visits:
         if why := visit.failure:
             why = why.put(f"{why}; {len(left)} ledgers left its list all the same") if left else why
             return LoadedTopic(str(visit.topic), Outcome.FAILED, why, freed, second)
-        return LoadedTopic(str(visit.topic), Outcome.DONE, _said(visit, left, self.ports.clock.now_ms()), freed, second)
+        why = came_of(visit, left, self.ports.clock.now_ms())
+        return LoadedTopic(str(visit.topic), Outcome.DONE, why, freed, second)
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -419,23 +415,6 @@ class Visits:
         ]
         if rows:
             self.ports.journal.record(rows)
-
-
-def _said(visit: Visit, left: set[int], now: int) -> Why:
-    """What left a topic's list, and what was to leave it.
-
-    A ledger without entries leaves at any load. So does a last one whose retention time, which that began, is over.
-    """
-    expected = {i for i, row in visit.before.rows.items() if row and row["entries"] == 0}.union(visit.may_trim)
-    if 0 < visit.retention_minutes * MS_PER_MINUTE < now - visit.loaded_at:
-        expected.update(visit.before.ids[-1:])
-    kept = "".join(f"; subscription {name} stays: {why}" for name, why in visit.stays.items())
-    text = f"it is unloaded{kept}; {len(left)} ledgers left its list"
-    if more := left - expected:
-        return Why(LoadStep.MORE_WENT, f"{text}, and {sorted(more)} were not to go")
-    if less := set(visit.trims) - left:
-        return Why(LoadStep.LESS_WENT, f"{text}, and {sorted(less)} were to go, too")
-    return Why(LoadStep.IN_METADATA, text)
 
 
 def _alive(visits: Sequence[Visit]) -> list[Visit]:

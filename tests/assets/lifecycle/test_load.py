@@ -13,7 +13,8 @@ from orchestration.lifecycle.load import load_topics_job, shown
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster

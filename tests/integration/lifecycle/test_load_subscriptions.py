@@ -1,10 +1,13 @@
 """Cursors that go by a load, on real brokers: subscriptions past their expiration time, and that of deduplication.
 
+And what subscriptions acknowledged in transactions, which must not go.
+
 The brokers do by themselves what production's do, every minute at most.
 """
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +17,28 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.lifecycle.subscription_deletion import Subscription
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.journal_rows import details_of
 from pulsar_lifecycle.values.outcomes import Action, Outcome
+from pulsar_lifecycle.values.topic_load import PendingAcks
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics, znodes
-from tests.integration.lifecycle.loads import CONTENTS, no_retention, notes, pipeline_of, planned
-from tests.integration.lifecycle.retention import BUNDLES, keep_inactive_topics, loaded
+from sandbox.servers.toolchain import find_tools
+from tests.integration.lifecycle.loads import CONTENTS, expiry, no_retention, notes, pipeline_of, planned
+from tests.integration.lifecycle.retention import BUNDLES, HOUR, close_earlier, keep_inactive_topics, loaded
 from tests.integration.pipeline import listed, new_namespace, wait_unlisted, wait_until_unloaded_counts
 
 pytestmark = pytest.mark.integration
 
 DAY = 86_400_000
+PROGRAM = Path(__file__).parent / "AcknowledgedInTransactions.java"
 NAMES = {"abandoned", "caught-up", "live"}
 """Subscriptions: nobody is at the first, nor at the second, which has read all; the third is in use, or was lately."""
 
@@ -144,3 +153,82 @@ def test_a_load_frees_what_ended_deduplication_held_and_ends_none(
             ended: False,
             late: True,
         }
+
+
+def acknowledge(cluster: Cluster, topic: str) -> None:
+    """Every second message, each in a transaction; and the very last one in a transaction that stays open."""
+    tools = find_tools(lambda _: None)
+    java = [tools.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", tools.pulsar, str(PROGRAM)]
+    said = subprocess.run(
+        [*java, cluster.service_url, topic, str(len(CONTENTS))], stdout=subprocess.PIPE, timeout=120, check=True
+    )
+    assert b"acknowledged" in said.stdout.splitlines()
+
+
+def delivered(client: pulsar.Client, topic: str) -> list[bytes]:
+    """What subscription ``s`` gets; all of it is acknowledged."""
+    consumer = client.subscribe(topic, "s", consumer_type=pulsar.ConsumerType.Shared)
+    found: list[bytes] = []
+    try:
+        while True:
+            message = consumer.receive(10_000 if not found else 3_000)
+            found.append(message.data())
+            consumer.acknowledge(message)
+    except pulsar.Timeout:
+        return found
+    finally:
+        consumer.close()
+
+
+def test_what_was_acknowledged_in_transactions_is_whole_after_a_visit(
+    production: Cluster, spark: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = production
+    namespace = new_namespace(cluster, "acknowledged", BUNDLES)
+    topic = f"persistent://{namespace}/t"
+    states: list[PendingAcks | str] = []
+    pending_acks, unload = HttpBrokerAdmin.pending_acks, HttpBrokerAdmin.unload
+
+    def asked(admin: HttpBrokerAdmin, about: Topic, subscription: str) -> PendingAcks:
+        assert (str(about), subscription) == (topic, "s")
+        state = PendingAcks.INITIALIZING if len(states) < 3 else pending_acks(admin, about, subscription)
+        states.append(state)
+        return state
+
+    def told(admin: HttpBrokerAdmin, about: Topic) -> None:
+        states.append("unload")
+        unload(admin, about)
+
+    with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin:
+        keep_inactive_topics(admin, namespace)
+        for name in ("s", "t"):  # the second one uses no transactions
+            client.subscribe(topic, name, initial_position=pulsar.InitialPosition.Earliest).close()
+        first, last = dict.fromkeys(topics.publish(client, topic, CONTENTS))
+        acknowledge(cluster, topic)
+        admin.unload(topic)
+        wait_unlisted(cluster, [topic])
+        close_earlier(cluster, [topic])  # so its first ledger is past the TTL, its last one is not
+        no_retention(admin, namespace)
+        expiry(admin, namespace, HOUR // 1000)
+        wait_until_unloaded_counts(time.time())
+
+        pipeline = pipeline_of(cluster, tmp_path, [namespace])
+        plan, rows = planned(pipeline)
+        assert rows[topic]["kept"] is None, rows[topic]
+        monkeypatch.setattr(HttpBrokerAdmin, "pending_acks", asked)
+        monkeypatch.setattr(HttpBrokerAdmin, "unload", told)
+        (one,) = load_topics(pipeline.where, "run", Order(plan.plan_id, plan.digest), dry_run=False)
+        assert (one.outcome, one.why.code) == (Outcome.DONE, LoadStep.IN_METADATA), one
+        assert states[:3] == [PendingAcks.INITIALIZING] * 3
+        assert states[-2:] == [PendingAcks.READY, "unload"]
+        assert notes(cluster) == []
+        wait_unlisted(cluster, [topic])
+        assert listed(cluster, topic)[0] == last
+
+        left = [one for number, one in enumerate(CONTENTS) if number >= 50 and number % 2]
+        assert delivered(client, topic) == left[:-1]  # the very last one waits for its transaction
+        topics.publish(client, topic, topics.payloads(3, "later"))
+        assert delivered(client, topic) == topics.payloads(3, "later")
+        stats = admin.call("GET", f"/v3/transactions/pendingAckStats/{namespace}/t/s")
+        assert (stats["state"], stats["ongoingTxnSize"]) == ("Ready", 1)
+    assert first not in listed(cluster, topic)

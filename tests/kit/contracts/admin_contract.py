@@ -2,9 +2,9 @@
 
 import pytest
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
+from pulsar_lifecycle.errors import Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.values.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus, PendingAcks
 
 
 def partition(topic: Topic, number: int) -> Topic:
@@ -61,6 +61,17 @@ class BrokerAdminContract:
             admin.delete_subscription(topic, name)
         with pytest.raises(NotFound):
             admin.last_use(topic, name)
+
+    @pytest.mark.parametrize("name", ["s", "a+b c~%25*"])
+    def test_a_subscription_that_used_no_transactions_has_none_to_read(self, admin, topic, name):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, name)
+        assert admin.pending_acks(topic, name) is PendingAcks.NONE
+        with pytest.raises(Failed):
+            admin.pending_acks(topic, "none")
+        admin.unload(topic)
+        with pytest.raises(NotFound):
+            admin.pending_acks(topic, name)
 
     def test_a_missing_subscription_is_not_found(self, admin, topic):
         admin.create_topic(topic)

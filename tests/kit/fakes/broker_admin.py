@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pulsar_lifecycle.errors import AccessDenied, Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BrokerStatistics, TopicConnections, TopicInternals
-from pulsar_lifecycle.values.topic_load import CompactionStatus
+from pulsar_lifecycle.values.topic_load import CompactionStatus, PendingAcks
 
 
 @dataclass
@@ -28,8 +28,8 @@ class FakeBrokerAdmin:
     ``on_load`` (of a topic that is not loaded), ``on_expire``, ``on_trim``, ``on_unload``, ``on_delete``,
     ``on_unsubscribe`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
     ``clients`` by topic are what :meth:`connections` says of a loaded one that is not in ``connected``, ``used_at``
-    what :meth:`last_use` says. ``owners`` of topics that another broker than the first serves; ``used`` by broker id
-    is what :meth:`usage` says.
+    what :meth:`last_use` says, ``acks`` what :meth:`pending_acks` does. ``owners`` of topics that another broker than
+    the first serves; ``used`` by broker id is what :meth:`usage` says.
     ``configuration`` by broker id is what they say.
     ``internal_stats`` of ``unanswered`` topics raises their error. ``failing`` brokers fail at everything about those.
     Brokers that are ``unreachable`` tell nothing, and topics that they own fail; ``refusing`` ones answer 403 to all.
@@ -58,6 +58,7 @@ class FakeBrokerAdmin:
         self.connected: set[Topic] = set()
         self.clients: dict[Topic, TopicConnections] = {}
         self.used_at: dict[tuple[Topic, str], int] = {}
+        self.acks: dict[tuple[Topic, str], PendingAcks] = {}
         self.on_unsubscribe: Callable[[Topic, str], None] = lambda topic, subscription: None
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
@@ -204,6 +205,14 @@ class FakeBrokerAdmin:
         self._subscription(topic, subscription)
         connected = topic in self.clients and self.clients[topic].consumers.get(subscription, 0)
         return None if connected else self.used_at.get((topic, subscription), 0)
+
+    def pending_acks(self, topic: Topic, subscription: str) -> PendingAcks:
+        self._answer(self.owners.get(topic, self.broker_ids[0]))
+        if str(topic) not in self.loaded:
+            raise NotFound(f"{topic}: not loaded")
+        if subscription not in self.topics.get(topic, {}):
+            raise Failed(f"{topic}: no subscription {subscription}")
+        return self.acks.get((topic, subscription), PendingAcks.NONE)
 
     def delete_subscription(self, topic: Topic, subscription: str) -> None:
         self._subscription(topic, subscription)

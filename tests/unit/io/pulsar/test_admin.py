@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.setting_types import SecretRef
+from pulsar_lifecycle.values.topic_load import PendingAcks
 from tests.kit.contracts.admin_answers import AnsweringCluster, heartbeat
 from tests.kit.contracts.admin_contract import BrokerAdminContract
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
@@ -48,6 +49,36 @@ def test_names_are_percent_encoded_once_and_subscriptions_for_a_second_decoding(
     cluster = AnsweringCluster({("PUT", f"{TOPIC_PATH}/subscription/a%252Bb%2Bc%257E%252F"): httpx.Response(204)})
     cluster.admin.create_subscription(TOPIC, "a+b c~/")
     assert json.loads(cluster.requests[-1].content) == "earliest"
+
+
+ACKS = ("GET", "/admin/v3/transactions/pendingAckStats/acme/orders/a%2Bb%20c%2F%C3%BC%25/a%2Bb%2Fc")
+
+
+def test_names_are_percent_encoded_once_where_transactions_are_asked_about():
+    cluster = AnsweringCluster({ACKS: {"state": "Ready", "ongoingTxnSize": 0}})
+    assert cluster.admin.pending_acks(TOPIC, "a+b/c") is PendingAcks.READY
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"state": None}, {"state": "off"}, {"state": "ready"}])
+def test_another_state_of_transactions_than_pulsars_is_an_error(answer):
+    with pytest.raises(StoreError):
+        AnsweringCluster({ACKS: httpx.Response(200, json=answer)}).admin.pending_acks(TOPIC, "a+b/c")
+
+
+@pytest.mark.parametrize("on", ["false", "true", None])
+def test_a_broker_without_transactions_reads_none_and_any_other_503_is_no_answer(on):
+    lookup = ("GET", "/lookup/v2/topic/persistent/acme/orders/a%2Bb%20c%2F%C3%BC%25")
+    runtime = ("GET", "http://b2:8080/admin/v2/brokers/configuration/runtime")
+    there = {"httpUrl": "http://b2:8080"}
+    said = {"transactionCoordinatorEnabled": on, "clusterName": "c"}
+    admin = AnsweringCluster(
+        {ACKS: httpx.Response(503), lookup: there, heartbeat("b2:8080"): there, runtime: said}
+    ).admin
+    if on == "false":
+        assert admin.pending_acks(TOPIC, "a+b/c") is PendingAcks.OFF
+    else:
+        with pytest.raises(Unavailable):
+            admin.pending_acks(TOPIC, "a+b/c")
 
 
 def test_a_v1_topic_has_the_v1_path():

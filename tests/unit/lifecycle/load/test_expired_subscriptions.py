@@ -13,7 +13,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.inspect.explain_topic import explain_topic
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.lifecycle.subscription_deletion import Subscription
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic

@@ -14,7 +14,8 @@ import pytest
 from pulsar_lifecycle.errors import Failed, Paused, StoreError
 from pulsar_lifecycle.lifecycle.load import load_run
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic, LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
+from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
 from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections

@@ -14,7 +14,7 @@ from pulsar_lifecycle.errors import OutcomeUnknown, Paused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.lifecycle.load.load_planning import make_load_plan
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.runs import control

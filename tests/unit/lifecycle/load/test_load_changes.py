@@ -8,7 +8,7 @@ import pytest
 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.codes import Code

@@ -9,7 +9,7 @@ import pytest
 
 from pulsar_lifecycle.errors import NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.values.codes import Code

@@ -10,7 +10,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.inspect.settled import PlanEnd, ended_plans
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
-from pulsar_lifecycle.lifecycle.load.visits import LoadStep
+from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
