@@ -22,7 +22,7 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import cut_since
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, losing, read_partition, unreplicated
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, RefusedBy, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Position, Topic, cursor_name
@@ -33,7 +33,7 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
-from pulsar_lifecycle.topics.unloads import RunGuard
+from pulsar_lifecycle.topics.unloads import RunGuard, unread_acks
 from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 from pulsar_lifecycle.values.codes import Code, Why
@@ -274,6 +274,7 @@ class PartitionDeletion:
         self._check()
         about = Why(Code.ABOUT_TO, f"its broker is asked to close ledger {last}, by an unload")
         self._journal(Phase.ROLL, Outcome.BEGUN, about)
+        self._wait_for_acks(read.view)
         self._guard.unloads.wait()
         self._guard.unloads.take(self._topic)
         self._ports.admin.unload(self._topic)
@@ -281,6 +282,16 @@ class PartitionDeletion:
             self._ports.admin.subscriptions(self._topic)
         self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
         self._stepped = True
+
+    def _wait_for_acks(self, view: PartitionView) -> None:
+        """Until its broker has read what subscriptions acknowledged in transactions. Raises Refused."""
+        store, admin = self._ports.store, self._ports.admin
+        if unread_acks(store, admin, self._topic) is None:
+            return
+        if not view.broker:
+            admin.subscriptions(self._topic)  # its broker reads them once it is loaded
+        if unread := self._guard.unloads.acks_unread(store, admin, self._topic):
+            raise RefusedBy(Code.NOT_UNLOADED, f"ledgers are not closed yet, by an unload: {unread}; run again")
 
     def _is_followed(self, last: int) -> bool:
         self._ports.store.sync("/")

@@ -18,8 +18,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.run_settings import LoadSettings
-from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
-from pulsar_lifecycle.topics.unloads import bundles
+from pulsar_lifecycle.topics.bundle_owner import Owners, bundles, would_be_loaded
 from pulsar_lifecycle.values.codes import Why
 
 

@@ -101,7 +101,7 @@ def begin_topic(
     outcomes: list[OffloadOutcome] = []
     foreign = listed_ledgers.open_attempt(info)
     loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-    stays = left_loaded(run, ports.store, topic, loaded, POLICY) if loaded else None
+    stays = left_loaded(run, ports, topic, loaded, POLICY) if loaded else None
     for one in wanted:
         why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):

@@ -210,7 +210,7 @@ def _unloaded_after(ports: Ports, guard: RunGuard, pending: PendingUnload) -> It
 
 def _unloaded(ports: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
     gone = partial(is_gone, ports.store, ports.admin, ports.clock, pending)
-    return not guard.unloads.unload(ports.admin, pending.topic, gone, UnloadAfter.OTHERS)
+    return not guard.unloads.unload(ports.store, ports.admin, pending.topic, gone, UnloadAfter.OTHERS)
 
 
 def location_before(ports: Ports, copy: OffloadedCopy) -> Node | None:
@@ -356,7 +356,7 @@ def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
     pending = PendingUnload(topic, True, ports.clock.now_ms(), guard.guard[0])
     control.note_unload(ports.store, pending)
-    if failure := guard.unloads.unload(ports.admin, topic):
+    if failure := guard.unloads.unload(ports.store, ports.admin, topic):
         return Why(Code.UNLOAD_PENDING, f"an unload of its topic is pending: {failure}")
     control.finish_unload(ports.store, pending)
     return None

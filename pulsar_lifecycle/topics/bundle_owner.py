@@ -8,6 +8,7 @@ lists.
 
 from __future__ import annotations
 
+import bisect
 import json
 import zlib
 from collections.abc import Collection, Mapping
@@ -18,10 +19,12 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.topics.protection import PENDING_ACKS
-from pulsar_lifecycle.topics.unloads import bundles
 
 LOCKS_ROOT = "/namespace"
 """One ephemeral child per bundle that has an owner, below its namespace: ``0xLLLLLLLL_0xHHHHHHHH``, high excluded."""
+
+BUNDLES_ROOT = "/admin/local-policies"
+"""Bundle boundaries by namespace (LocalPolicies); a topic's hash is the CRC-32 of its full name."""
 
 _LAST = 0xFFFFFFFF
 """The upper end of a namespace's last bundle, which is included."""
@@ -159,3 +162,20 @@ def _loaded_anyhow(topic: Topic) -> bool:
     """Whether it is no reason to leave its bundle alone: brokers load it whenever they need it, or not at all."""
     local = topic.partitioned_parent.local
     return local in BY_THEMSELVES or local.endswith(NOT_WITH_BUNDLES[0]) or local.startswith(NOT_WITH_BUNDLES[1:])
+
+
+def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
+    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
+    namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
+    boundaries: dict[str, list[int]] = {}
+    for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
+        try:
+            document = json.loads(node.data) if isinstance(node, Node) else {}
+            boundaries[namespace] = [int(bound, 16) for bound in document["bundles"]["boundaries"]]
+        except (ValueError, KeyError, TypeError):
+            boundaries[namespace] = []
+    found: dict[Topic, str] = {}
+    for topic in topics:
+        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
+        found[topic] = f"{topic.namespace}/{place}"
+    return found

@@ -6,14 +6,11 @@ Belongs here: when a topic must be unloaded, and how often that is tried. Not he
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import json
 import logging
 import threading
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -40,9 +37,6 @@ written or pending: a broker that is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
-
-BUNDLES_ROOT = "/admin/local-policies"
-"""Bundle boundaries by namespace (LocalPolicies); a topic's hash is the CRC-32 of its full name."""
 
 
 _USED_UP = "this run's budget of unloads is used up (trimming.max_unloads)"
@@ -185,7 +179,7 @@ class Unloads:
             return None
         return Why(Code.NOT_UNLOADED, f"brokers refuse to unload topics of its tenant: {said[0]}")
 
-    def try_before(self, admin: BrokerAdmin, topic: Topic) -> UnloadAttempt | Why:
+    def try_before(self, store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> UnloadAttempt | Why:
         """Unload a loaded topic before it is written, if an unload of this run, or a pending one, has failed.
 
         Of whatever tenant, while nothing of this one has worked. Otherwise ``NOT_NEEDED``. Once it is ``UNLOADED``,
@@ -198,6 +192,8 @@ class Unloads:
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
+        if unread := self.acks_unread(store, admin, topic):
+            return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._tries(admin, topic, lambda: False)
@@ -221,6 +217,7 @@ class Unloads:
 
     def unload(
         self,
+        store: MetadataStore,
         admin: BrokerAdmin,
         topic: Topic,
         gone: Callable[[], bool] = lambda: False,
@@ -230,8 +227,11 @@ class Unloads:
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
-        What was pending before may be of a tenant whose topics we may not touch.
+        What was pending before may be of a tenant whose topics we may not touch. Nor is it done while its broker reads
+        for the topic (:func:`unread_acks`), which is waited for a moment.
         """
+        if unread := self.acks_unread(store, admin, topic):
+            return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._tries(admin, topic, gone)
@@ -252,6 +252,14 @@ class Unloads:
     def take(self, topic: Topic) -> bool:
         """Whether there is one left for a topic, which is taken."""
         return self._budget.take(topic)
+
+    def acks_unread(self, store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
+        """:func:`unread_acks`, once a moment has passed in which its broker may have read them."""
+        for _ in range(TRIES):
+            if (unread := unread_acks(store, admin, topic)) is None:
+                break
+            self._clock.sleep(1.0)
+        return unread
 
     def _tries(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         error: LifecycleError | None = None
@@ -332,10 +340,7 @@ def finish_unloads(
             return still_pending | {str(pending.topic): f"the brokers did not answer: {error}" for pending in watched}
         for pending in [pending for pending in watched if str(pending.topic) in brokers.loaded]:
             watched.remove(pending)
-            if unread := unread_acks(store, admin, pending.topic):
-                still_pending[str(pending.topic)] = unread
-            else:
-                _unload(store, admin, clock, guard, pending, still_pending, failed)
+            _unload(store, admin, clock, guard, pending, still_pending, failed)
         nodes = zip(watched, _topic_nodes(store, watched), strict=True)
         left = {one: _watch_left(one, node, brokers.stats_interval, clock.now_ms()) for one, node in nodes}
         control.finish_many_unloads(store, [pending for pending in watched if left[pending] <= 0], guard.guard)
@@ -359,8 +364,10 @@ def _unload(
     tenant = pending.topic.namespace.tenant
     if failed[tenant] >= MAX_FAILURES or guard.unloads.down:
         still_pending[str(pending.topic)] = "not tried after others failed"
+    elif unread := unread_acks(store, admin, pending.topic):
+        still_pending[str(pending.topic)] = unread
     elif failure := guard.unloads.unload(
-        admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
+        store, admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):
         _LOG.warning("pending unload of %s: %s", pending.topic, failure)
         failed[tenant] += 1
@@ -425,20 +432,3 @@ def _watch_left(pending: PendingUnload, node: Node | Unread | None, stats_interv
     """
     written = node.stat.mtime if isinstance(node, Node) else 0
     return min(max(pending.since, written), now) + WATCHED_FOR * stats_interval - now
-
-
-def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
-    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
-    namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
-    boundaries: dict[str, list[int]] = {}
-    for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
-        try:
-            document = json.loads(node.data) if isinstance(node, Node) else {}
-            boundaries[namespace] = [int(bound, 16) for bound in document["bundles"]["boundaries"]]
-        except (ValueError, KeyError, TypeError):
-            boundaries[namespace] = []
-    found: dict[Topic, str] = {}
-    for topic in topics:
-        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
-        found[topic] = f"{topic.namespace}/{place}"
-    return found

@@ -39,7 +39,7 @@ from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
-from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone, unread_acks
 from pulsar_lifecycle.values import findings, owner_names
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Outcome
@@ -180,7 +180,7 @@ class TopicWrite:
         if not pending.loaded:
             return None  # at its end the run looks whether some broker loaded it meanwhile
         gone = partial(is_gone, self._store, self._admin, self._clock, pending)
-        failure = self._guard.unloads.unload(self._admin, pending.topic, gone)
+        failure = self._guard.unloads.unload(self._store, self._admin, pending.topic, gone)
         if sure and not failure:
             return self._forget(pending)
         if failure:
@@ -231,15 +231,18 @@ def why_loaded(
     return Why(load.reason, load.text) if load.state is LoadState.LOADED else None
 
 
-def left_loaded(run: TopicRun, store: MetadataStore, topic: Topic, loaded: Why, policy: str) -> Why | None:
+def left_loaded(run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: str) -> Why | None:
     """Why a topic that counts as ``loaded`` is not written: ``policy`` does not name it, or its unload loses data.
 
+    Or it is not to be unloaded yet (:func:`~pulsar_lifecycle.topics.unloads.unread_acks`).
     An unload has a broker load it first where none has it, and its clients have one load it again.
     Raises Refused where its cursors cannot be listed; Paused, LeaseLost, Overloaded.
     """
     if not run.writes_loaded(topic):
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
-    return run.lost_at_load(topic, snapshot.cursor_names(store, topic))
+    if unread := unread_acks(ports.store, ports.admin, topic):
+        return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {unread}")
+    return run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic))
 
 
 def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> UnloadAttempt | Why:
@@ -250,7 +253,7 @@ def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = 
     """
     if lack := guard.unloads.lacks(topic=topic):
         return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {lack}")
-    tried = UnloadAttempt.NOT_NEEDED if anyway else guard.unloads.try_before(ports.admin, topic)
+    tried = UnloadAttempt.NOT_NEEDED if anyway else guard.unloads.try_before(ports.store, ports.admin, topic)
     return tried.put(f"its topic is loaded, and {tried}") if isinstance(tried, Why) else tried
 
 
@@ -311,7 +314,7 @@ def _edit(
         if wanted == info:
             return said
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-        stays = left_loaded(run, ports.store, topic, loaded, policy) if loaded and policy else None
+        stays = left_loaded(run, ports, topic, loaded, policy) if loaded and policy else None
         if loaded and not stays:
             tried = unload_first(ports, guard, topic, anyway=not policy)
             if tried is UnloadAttempt.UNLOADED:

@@ -27,6 +27,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.bundle_owner import bundles
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
@@ -40,7 +41,7 @@ from pulsar_lifecycle.topics.first_phase import (
     send_messages,
 )
 from pulsar_lifecycle.topics.snapshot import TopicReading
-from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, finish_unloads
 from pulsar_lifecycle.topics.write import (
     TRIES,
     TopicRun,
@@ -140,7 +141,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = view.why_loaded(run)
-        stays = left_loaded(run, ports.store, order.topic, loaded, _POLICY) if loaded else None
+        stays = left_loaded(run, ports, order.topic, loaded, _POLICY) if loaded else None
         code, texts = Code.MAY_GO, [str(loaded)] if loaded else []
         if any(isinstance(one, PendingUnload) and one.loaded for one in pending):
             code, texts = Code.AFTER_UNLOAD, ["only if the pending unload of its topic succeeds first", *texts]
@@ -233,7 +234,7 @@ class _Trim:
         if not view.goes:
             return True
         loaded = view.why_loaded(self._run)
-        stays = left_loaded(self._run, ports.store, view.topic, loaded, _POLICY) if loaded else None
+        stays = left_loaded(self._run, ports, view.topic, loaded, _POLICY) if loaded else None
         if not stays and not (view := self._counted_only(view)).goes:
             return True
         if loaded and not stays:

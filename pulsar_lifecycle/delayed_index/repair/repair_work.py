@@ -316,7 +316,7 @@ class SubscriptionRepairs:
                 return why
         checked = checked_path(store, self.run.ledgers_root, topic, node, info)
         if unloads:
-            if failure := guard.unloads.unload(self.ports.admin, topic):
+            if failure := guard.unloads.unload(self.ports.store, self.ports.admin, topic):
                 return failure
             self.unloaded[topic] = node.stat.czxid, node.stat.version
         return node, checked

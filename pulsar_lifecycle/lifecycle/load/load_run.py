@@ -45,12 +45,12 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, owned_since
+from pulsar_lifecycle.topics.bundle_owner import Owners, bundles, lockless, owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_ports, topic_run, unloads_of
-from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase

@@ -334,7 +334,7 @@ class Visits:
                 continue
             if unread := unread_acks(store, self.ports.admin, visit.topic):
                 visit.failure = Why(LoadStep.ACKS_NOT_READ, f"its unload stays pending: {unread}")
-            elif failure := self.guard.unloads.unload(self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
+            elif failure := self.guard.unloads.unload(store, self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
             else:
                 unloaded.append(visit)

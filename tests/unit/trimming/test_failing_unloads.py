@@ -225,7 +225,7 @@ def test_no_topic_is_loaded_where_no_unload_works(scene: Scene, error: Exception
         assert unloads.doubt(TOPIC) is None
         topic = Topic.parse(f"persistent://tenant-{n}/orders/t")
         scene.cluster.load(topic)
-        assert unloads.unload(scene.cluster.admin, topic, after=UnloadAfter.OTHERS) == Why(
+        assert unloads.unload(scene.store, scene.cluster.admin, topic, after=UnloadAfter.OTHERS) == Why(
             Code.NOT_UNLOADED, str(error)
         )
     told = "pending unloads fail (`pulsar-lifecycle status`): 500"

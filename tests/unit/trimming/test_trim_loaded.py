@@ -20,13 +20,16 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
+from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.topic_load import PendingAcks
 from tests.kit.crash import raising
+from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, nothing_lost, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
 from tests.kit.simulated.cluster import data_tags
@@ -118,6 +121,43 @@ def test_a_topic_that_counts_as_loaded_is_not_trimmed_where_its_unload_would_los
     assert (scene.listed, scene.sent, scene.cluster.admin.touched, scene.left_pending) == (scene.ids, [], [], [])
 
 
+def with_transactions(scene: Scene) -> None:
+    """The topic's subscription has acknowledged in some."""
+    scene.cluster.topic(Topic.parse(f"{TOPIC}-s{PENDING_ACKS}"), [])
+    scene.cluster.admin.topics[TOPIC] = {"s": FakeSubscription()}
+
+
+@pytest.mark.parametrize("state", [PendingAcks.READY, PendingAcks.INITIALIZING, None])
+def test_a_topic_is_not_unloaded_amid_the_reading_of_what_was_acknowledged_in_transactions(
+    scene: Scene, state: PendingAcks | None
+) -> None:
+    """Nor where no broker has it, which an unload would have one load."""
+    scene.load()
+    with_transactions(scene)
+    if state is None:
+        scene.cluster.admin.loaded.clear()
+    else:
+        scene.cluster.admin.acks[TOPIC, "s"] = state
+    read = state is PendingAcks.READY
+    found = scene.trim(loaded_topics=True)
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED if read else Outcome.LEFT_TO_BROKER)
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([TOPIC] if read else [], [])
+    assert read or {one.why.code for one in found.values()} == {Code.NOT_UNLOADED}
+
+
+def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_transactions(scene: Scene) -> None:
+    scene.load()
+    with_transactions(scene)
+    scene.cluster.admin.acks[TOPIC, "s"] = PendingAcks.INITIALIZING
+    noted = scene.cluster.clock.now_ms()
+    control.note_unload(scene.store, control.PendingUnload(TOPIC, True, noted, control.LEASE))
+    scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+    assert (scene.cluster.admin.touched, len(scene.left_pending)) == ([], 1)
+    scene.cluster.admin.acks[TOPIC, "s"] = PendingAcks.READY
+    scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([TOPIC], [])
+
+
 @pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
 def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
     scene: Scene, listed: bool, since: float, asked: bool
@@ -175,7 +215,7 @@ def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
 def test_a_run_unloads_no_more_than_it_may(scene: Scene) -> None:
     unloads = Unloads(5, 2, scene.cluster.clock)
     scene.cluster.load(TOPIC)
-    assert (unloads.unload(scene.cluster.admin, TOPIC), unloads.lacks()) == (None, None)
+    assert (unloads.unload(scene.store, scene.cluster.admin, TOPIC), unloads.lacks()) == (None, None)
     lack = unloads.lacks(2)
     assert lack
     assert lack.code is Code.NOT_UNLOADED
@@ -200,7 +240,7 @@ def test_unloads_keep_their_pace(scene: Scene) -> None:
     unloads = Unloads(5, 100, scene.cluster.clock)
     scene.cluster.load(TOPIC)
     for _ in range(11):
-        assert unloads.unload(scene.cluster.admin, TOPIC) is None
+        assert unloads.unload(scene.store, scene.cluster.admin, TOPIC) is None
     assert sum(scene.cluster.clock.slept) == pytest.approx(2.0)
 
 

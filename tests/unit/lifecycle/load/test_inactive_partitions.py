@@ -20,8 +20,8 @@ from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT
 from pulsar_lifecycle.topics.protection import Protection
-from pulsar_lifecycle.topics.unloads import BUNDLES_ROOT
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene

@@ -12,8 +12,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
-from pulsar_lifecycle.topics.unloads import BUNDLES_ROOT
+from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
