@@ -75,9 +75,14 @@ class LoadLaws:
 
     def expires_at_load(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
         """No broker drops unread messages of a topic that we had it load by a TTL that is not in force."""
-        if self.ordered is not None and str(topic.name) in self.loaded:
+        if self._is_by_us(topic):
             self._past_ttl(topic, subscription, ledgers)
             self.counts["expired by global policies at loads"] += 1
+
+    def _is_by_us(self, topic: ModelTopic) -> bool:
+        """Whether we had it loaded: by order, or as an unload of ours found it without a broker."""
+        by_order = self.ordered is not None and str(topic.name) in self.loaded
+        return by_order or self.world.loaded_to_unload == topic.name
 
     def _past_ttl(self, topic: ModelTopic, subscription: str, ledgers: Sequence[int]) -> None:
         ttl = self.policies.ttl_of(self.world, topic.name)
@@ -90,7 +95,7 @@ class LoadLaws:
 
     def forgets(self, topic: ModelTopic) -> None:
         """No broker forgets what producers sent to a topic that we had it load, while deduplication is on."""
-        if self.ordered is not None and str(topic.name) in self.loaded:
+        if self._is_by_us(topic):
             if self.policies.deduplicates(self.world, topic.name):
                 raise Violation(f"load: {topic.name} forgets what was sent to it, and its deduplication is on")
             self.counts["deduplication ended by loads"] += 1

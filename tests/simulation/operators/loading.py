@@ -84,14 +84,14 @@ class Loading(Retaining):
         *("grow", "hours", "scan", "plan_load", "load_topics"),
         *("work", "hours", "scan", "plan_retention", "apply_retention"),
     )
-    BESIDES = ("change", "own", "load_topics", "plan_load", "move", "use")
-    RUNS = Retaining.RUNS | {"plan_load", "load_topics"}
+    BESIDES = ("change", "own", "load_topics", "plan_load", "move", "use", "trim_grown")
+    RUNS = Retaining.RUNS | {"plan_load", "load_topics", "trim_grown"}
 
     def __init__(self, operator: Operator) -> None:
         world = operator.world
         self.deduplicated = set[str]()
         self.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}), deduplicated=self.deduplicated)
-        world.policies = self.policies
+        world.policies, world.unloads_load = self.policies, True
         self.laws = LoadLaws(world, self.policies, operator.settings.load)
         super().__init__(operator, self.policies)
         self.loaded_at: dict[Topic, int] = {}
@@ -183,6 +183,16 @@ class Loading(Retaining):
             done += f"; {self._overrule(topic)}"
         positions = {name: cursor.at for name, cursor in topic.cursors.items()}
         return f"{done}, {positions}"
+
+    def trim_grown(self) -> str:
+        """Trim the topic that grew last, whose broker has died: it counts as loaded, and an unload loads it."""
+        topic = self.world.model.topics.get(self.grown)
+        if topic is None or topic.loaded or topic.away or len(topic.ledgers) < 2:
+            return "nothing to trim"
+        overruled = self._overrule(topic)
+        if self.world.exists(topic.ledgers[-1]):
+            self.world.restate(topic.ledgers[-1], LedgerState.OPEN)
+        return f"{overruled}; {self.operator.trim(topic)}"
 
     def _overrule(self, topic: ModelTopic) -> str:
         """Local policies overrule global ones, by which a load would expire messages, or forget what was sent."""

@@ -100,6 +100,10 @@ class Truth(SimulatedCluster):
         self.unloads_exactly = False
         """Whether an unload loads first what no broker has, and writes no topic's z-node, as by brokers 4.0.7. Else it
         writes that: more compare-and-sets fail."""
+        self.unloads_load = False
+        """Whether an unload loads first what no broker has, and writes the z-node, too."""
+        self.loaded_to_unload: Topic | None = None
+        """What a broker loads at this moment as it was told to unload it."""
         self.closed_at: dict[int, int] = {}
         self.written_at: dict[int, int] = {}
         """Of ledgers that a load has closed, or said to be closed then: when their messages were written."""

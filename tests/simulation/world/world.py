@@ -121,8 +121,10 @@ class World(Brokers):
 
     def _unload_on_demand(self, topic: Topic) -> None:
         found = self._topic(topic)
-        if not found.loaded and self.unloads_exactly:
+        if not found.loaded and (self.unloads_exactly or self.unloads_load):
+            self.loaded_to_unload = topic
             self.load(found)
+            self.loaded_to_unload = None
         if found.loaded:
             self.unload(found)
 
