@@ -33,6 +33,7 @@ from pulsar_lifecycle.delayed_index.stored.check_run import (
     chosen,
 )
 from pulsar_lifecycle.delayed_index.stored.rows import BYTES_IN_MEMORY
+from pulsar_lifecycle.inspect.lake_tables import whole_table
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -55,6 +56,9 @@ _DESCRIPTIONS = {
     "delayed_index_plan": "Which subscriptions' indexes are to be repaired, and how. Making it changes nothing; job "
     "`repair_delayed_index` takes its id and digest.",
 }
+_FORECAST = ("topic", "subscription", "hour", "messages", "first_ledger_id")
+_AT_A_TIME = 10_000
+"""Rows as Python objects."""
 _SAMPLE = {
     "topic": "string",
     "subscription": "string",
@@ -304,10 +308,11 @@ def due_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
     """The forecast: a picture by hour and subscription, and the subscriptions that wait the longest."""
     hours: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     last: dict[tuple[str, str], tuple[int, int]] = {}
-    for row in _rows(where, epoch_id, DUE):
-        names = row["topic"], row["subscription"]
-        hours[names][row["hour"]] += row["messages"]
-        last[names] = max(last.get(names, (0, 0)), (row["hour"], row["first_ledger_id"]))
+    for batch in whole_table(where, DUE, epoch_id, _FORECAST).to_batches(_AT_A_TIME):
+        for row in batch.to_pylist():
+            names = row["topic"], row["subscription"]
+            hours[names][row["hour"]] += row["messages"]
+            last[names] = max(last.get(names, (0, 0)), (row["hour"], row["first_ledger_id"]))
     latest = sorted(last.items(), key=lambda item: -item[1][0])[: show.SAMPLE]
     cells = [(*names, show.at(hour), ledger) for names, (hour, ledger) in latest]
     messages = sum(sum(counts.values()) for counts in hours.values())
