@@ -267,6 +267,8 @@ FOLLOWS = {
     "delayed_index_plan": "delayed_index",
 }
 """Assets that follow each covered scan, and the kind whose mode, with those of `BESIDE`, may keep them from it."""
+ANYWAY = frozenset({"bookie_disk"})
+"""Those that follow a scan that is not covered, too: bookies that are down are what may keep it from that."""
 REPORT, HELD = "storage_report", ("open_ledgers", "subscription_backlog")
 """What follows each report instead: it judges by the positions of cursors that the report has read."""
 BESIDE = {"offload": ("bookkeeper_copies",)}
@@ -281,8 +283,10 @@ def _modes(automation: AutomationSettings, kind: str) -> set[Automation]:
     return {getattr(automation, one).mode for one in (kind, *BESIDE.get(kind, ()))}
 
 
-def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.AutomationCondition[Any] | None:
-    """Once a scan has ended whole, and its check has passed; None where the kind's mode keeps it from that."""
+def follows_scan(
+    cluster: str, kind: str, automation: AutomationSettings, *, covered: bool = True
+) -> dg.AutomationCondition[Any] | None:
+    """Once a scan has ended, and, with ``covered``, is so; None where the kind's mode keeps it from that."""
     modes = _modes(automation, kind) if kind else {Automation.PLAN}
     if modes == {Automation.OFF} or (kind in COSTLY and modes.isdisjoint(GOING)):
         return None
@@ -290,12 +294,15 @@ def follows_scan(cluster: str, kind: str, automation: AutomationSettings) -> dg.
     ended = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.newly_updated()).allow(scan)
     # An asset that is done after a scan has ended may be of the scan before: only a request handles a scan.
     unrequested = ended.since(dg.AutomationCondition.newly_requested())
-    return (
+    due = (
         (deps_updated().since_last_handled() | unrequested)
-        & dg.AutomationCondition.all_deps_blocking_checks_passed().allow(scan)
         & ~dg.AutomationCondition.any_deps_in_progress()
         & ~dg.AutomationCondition.in_progress()
-    ).with_label("after each covered scan")
+    )
+    if not covered:
+        return due.with_label("after each scan")
+    passed = dg.AutomationCondition.all_deps_blocking_checks_passed().allow(scan)
+    return (due & passed).with_label("after each covered scan")
 
 
 def follows_report(cluster: str) -> dg.AutomationCondition[Any]:
@@ -310,7 +317,9 @@ def follows_report(cluster: str) -> dg.AutomationCondition[Any]:
 
 def following(cluster: str, automation: AutomationSettings) -> Conditions:
     """What makes assets by itself, by their names."""
-    after_scans = {name: follows_scan(cluster, kind, automation) for name, kind in FOLLOWS.items()}
+    after_scans = {
+        name: follows_scan(cluster, kind, automation, covered=name not in ANYWAY) for name, kind in FOLLOWS.items()
+    }
     return after_scans | dict.fromkeys(HELD, follows_report(cluster))
 
 
@@ -333,6 +342,6 @@ def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionS
         default_status=dg.DefaultSensorStatus.STOPPED,
         minimum_interval_seconds=int(min(30, look_every)),
         run_tags={READER: cluster},
-        description="Makes the tables and plans that follow a scan, once it has ended and is covered. Changes nothing "
-        "of the cluster.",
+        description="Makes the tables and plans that follow a scan, once it has ended and is covered; `bookie_disk` "
+        "also where it is not. Changes nothing of the cluster.",
     )
