@@ -306,7 +306,9 @@ def _verdict(disk: BookieDisk, status: BookieStatus, read_only: bool) -> tuple[D
     suspended = f"{' and '.join(kinds)} compaction, {by}" if kinds else ""
     if read_only or status.read_only:
         too = f"; suspended: {suspended}" if suspended else ""
-        return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{too}{also}"
+        said = ": an operator made it so, or a disk was fuller" if 0 < full < limit else ""
+        text = f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{said}"
+        return DiskVerdict.READ_ONLY, f"{text}{too}{also}"
     if suspended:
         return DiskVerdict.SUSPENDED, f"{suspended}{also}"
     if any(one.running for one in status.compactions) or status.collecting:

@@ -115,6 +115,12 @@ def test_a_full_bookie_says_what_it_waits_for_as_well():
     assert found.verdict == DiskVerdict.READ_ONLY
     assert "97.0%" in found.detail
     assert "waits_for_gc: 3 ledgers" in found.detail
+    assert "an operator" not in found.detail
+
+
+def test_a_read_only_bookie_with_room_says_that_its_disk_is_not_why():
+    found = verdict(status("b", read_only=True, directories=(directory(usage=0.5),)))
+    assert "an operator made it so, or a disk was fuller" in found.detail
 
 
 @pytest.mark.parametrize(
