@@ -52,7 +52,7 @@ class OwnersNow:
 
     ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
     ``written``: when the newest of the topics' z-nodes was (ms). ``copy_kept``: why a deletion run would not delete
-    a copy in BookKeeper that is listed as deleted.
+    a copy in BookKeeper that is listed as deleted. ``stale``: z-nodes whose R3 no broker goes by.
     """
 
     references: pa.Table
@@ -62,6 +62,7 @@ class OwnersNow:
     copies: tuple[str, ...] = ()
     written: int = 0
     copy_kept: Why | None = None
+    stale: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,10 @@ def look(
         if item["ledger_id"] == ledger_id and item["offload_uuid"] and item["offload_complete"]
     )
     written = max((row["mtime"] for row in rows), default=0)
-    return OwnersNow(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies), written)
+    return OwnersNow(
+        mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies), written,
+        stale=kinds.stale_copies(every),
+    )  # fmt: skip
 
 
 def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> Iterator[str]:
@@ -233,7 +237,8 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 
 
 def _absent(found: OwnersNow, history: History, now: int) -> LedgerVerdict:
-    needing = _needing(found.references)
+    named = [row for row in found.references.to_pylist() if row["kind"] != "R3" or row["referrer"] not in found.stale]
+    needing = [row for row in named if row["keeps_bookkeeper_copy"]]
     deletions = history.deletions()
     if needing:
         text = f"BookKeeper does not have it, but {_referring(needing)}"
@@ -250,7 +255,7 @@ def _absent(found: OwnersNow, history: History, now: int) -> LedgerVerdict:
             text = f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
             return LedgerVerdict(Verdict.DELETED, Why(ExplainCode.READ_OFFLOADED, text), run_id)
         return LedgerVerdict(Verdict.DELETED, Why(Verdict.DELETED, f"run {run_id} deleted it: {reason}"), run_id)
-    if found.references.num_rows:
+    if named:
         return _gone(Code.BOOKKEEPER_DELETED, "its topic says that it was offloaded and its BookKeeper copy deleted")
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (Action.DELETE_LEDGER, Phase.MARK)

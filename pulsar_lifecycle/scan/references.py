@@ -110,6 +110,23 @@ def from_cursors(rows: pa.Table | pa.RecordBatch) -> pa.Table:
     return pa.concat_tables(parts)
 
 
+def in_cursor_ledger(path: str, ledger_id: int) -> str:
+    """The referrer of what the last entry of a cursor's ledger names; ``path`` is the cursor's z-node."""
+    return f"{path}, cursor ledger {ledger_id}"
+
+
+def stale_copies(rows: pa.Table) -> frozenset[str]:
+    """The z-nodes of cursors, of R2 and R3 in ``tables.REFERENCES``, whose own R3 no broker goes by.
+
+    A broker writes it as it begins a cursor ledger, and from then on into that ledger alone: the next compaction
+    leaves the z-node's copy behind, and deletes what it names. It protects what it names all the same.
+    """
+    some = rows.select(["kind", "referrer", "ledger_id"]).to_pylist()
+    said = {row["referrer"] for row in some if row["kind"] == "R3" and row["ledger_id"] is not None}
+    cursors = [row for row in some if row["kind"] == "R2"]
+    return frozenset(row["referrer"] for row in cursors if in_cursor_ledger(row["referrer"], row["ledger_id"]) in said)
+
+
 def from_schemas(rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """R5 (the locators) from rows of ``tables.SCHEMAS``; the index inside the entries is added by the reader."""
     return _list_column(rows, "versions", "R5", "schema_id")

@@ -48,7 +48,7 @@ from pulsar_lifecycle.formats.cursor import PositionInfo
 from pulsar_lifecycle.formats.ledger_metadata import TAG_MANAGED_LEDGER, LedgerMetadata, LedgerState
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
-from pulsar_lifecycle.scan.references import StoredReference
+from pulsar_lifecycle.scan.references import StoredReference, in_cursor_ledger
 from pulsar_lifecycle.values.owner_names import parent_of
 from pulsar_lifecycle.values.tables import Problem, Trouble
 
@@ -124,7 +124,7 @@ def compaction_references(
     references: list[StoredReference] = []
     entries = last_entries_of(store, reader, [ledger for _, _, ledger in cursors], root)
     for (owner, path, ledger), (metadata, entry) in zip(cursors, entries, strict=True):
-        where = f"{path}, cursor ledger {ledger}"
+        where = in_cursor_ledger(path, ledger)
         if never_written(metadata, entry):
             continue  # the z-node's copy, read elsewhere, is all that the broker has
         if entry is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import snapshot_inquiry
 from pulsar_lifecycle.scan.epochs import UNREADABLE, listed_by, outside
+from pulsar_lifecycle.scan.references import stale_copies
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.values import tables
 from pulsar_lifecycle.values.findings import Context, Finding
@@ -123,9 +124,20 @@ class Judging:
                 nodes = ports.store.read([ledger_path.ledger_path(i, root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
             rows = batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(sorted(gone), pa.int64()))).to_pylist()
+            stale = self._stale_copies({row["owner"] for row in rows if row["kind"] == "R3"})
+            rows = [row for row in rows if row["kind"] != "R3" or row["referrer"] not in stale]
             found = {(row["ledger_id"], row["kind"], row["referrer"]): dangling_row(row) for row in rows}
             yield pa.RecordBatch.from_pylist([row for key, row in found.items() if key not in seen], tables.FINDINGS)
             seen |= found.keys()
+
+    def _stale_copies(self, owners: Set[str]) -> frozenset[str]:
+        """Of cursors of these managed ledgers (``stale_copies``)."""
+        if not owners:
+            return frozenset()
+        wanted = pc.field("kind").isin(["R2", "R3"]) & pc.field("owner").isin(sorted(owners))
+        columns = ["kind", "referrer", "ledger_id"]
+        schema = pa.schema([tables.REFERENCES.field(name) for name in columns])
+        return stale_copies(pa.Table.from_batches(self.lake.batches(self.references, columns, wanted), schema))
 
     def _damaged(self, part: str) -> Iterator[pa.RecordBatch]:
         """Entries that held references and are lost: damaged ones, and those that the operator says are."""

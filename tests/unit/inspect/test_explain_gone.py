@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from pulsar_lifecycle.formats import cursor
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.inspect.explain_codes import ExplainCode, Verdict
 from pulsar_lifecycle.inspect.ledger_history import History
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.intents import IntentState
+from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Action
 from tests.kit.scenes.explain_scene import DATA, HOUR, OWNER, TOPIC_PATH, World, journalled, said, text
@@ -27,6 +29,20 @@ def test_a_missing_ledger_that_its_topic_lists_is_dangling(world: World) -> None
     found = world.explain(7)
     assert found.verdict is Verdict.DANGLING
     assert TOPIC_PATH in text(found)
+
+
+def test_a_compacted_ledger_that_only_the_z_node_of_the_cursor_still_names_is_gone(world: World) -> None:
+    world.topic(LedgerInfo(1))
+    copy = cursor.ManagedCursorInfo(8, Position(1, 0), properties={"CompactedTopicLedger": 7})
+    world.node(f"{TOPIC_PATH}/__compaction", cursor.encode(copy))
+    world.remember(7, "R3", OWNER, f"{TOPIC_PATH}/__compaction")
+    assert world.explain(7).verdict is Verdict.DANGLING  # the cursor's ledger is not there to say otherwise
+    world.ledger(8, {**DATA, "pulsar/cursor": "__compaction"})
+    world.reader.payloads[8] = [
+        cursor.encode_position(cursor.PositionInfo(Position(1, 5), (), {"CompactedTopicLedger": 9}))
+    ]
+    assert said(world.explain(7)) == (Verdict.GONE, ExplainCode.LAST_SCAN_KNEW)
+    assert world.explain(9).verdict is Verdict.DANGLING
 
 
 def test_the_journal_says_which_run_deleted_it(world: World) -> None:
