@@ -123,6 +123,7 @@ class QueueStatus:
     unread_locations: list[ShownLocation]
     queue: QueueState
     waits_for_window: bool
+    left_to_you: bool
     metrics: dict[str, Any]
     last_run: DeletionRun | None
     run_before: DeletionRun | None
@@ -140,6 +141,7 @@ class QueueStatus:
             "unread_locations": [one.to_json() for one in self.unread_locations],
             "queue": self.queue.to_json(),
             "waits_for_window": self.waits_for_window,
+            "left_to_you": self.left_to_you,
             "metrics": self.metrics,
             "last_run": self.last_run and _run(self.last_run),
             "run_before": self.run_before and _run(self.run_before),
@@ -183,6 +185,7 @@ def _status(where: Cluster, now: int, textfile: str) -> QueueStatus:
         unread_locations=unread,
         queue=waiting,
         waits_for_window=shut,
+        left_to_you=due and not settings.automation.delete_pending.begins,
         metrics=counted.to_json(),
         last_run=runs[-1] if runs else None,
         run_before=runs[-2] if len(runs) > 1 else None,
@@ -319,11 +322,11 @@ def _findings(waiting: QueueState, paused: Note | None, settings: Settings, ever
 
 
 def _print(found: QueueStatus, now: int) -> None:
-    from pulsar_lifecycle.deletion_queue.queue_state import WINDOW_SHUT
+    from pulsar_lifecycle.deletion_queue.queue_state import LEFT_TO_YOU, WINDOW_SHUT
     from pulsar_lifecycle.journal.metrics import METRICS
 
     queue = found.queue
-    window = f"; {WINDOW_SHUT}" if found.waits_for_window else ""
+    waits = f"; {WINDOW_SHUT}" if found.waits_for_window else f"; {LEFT_TO_YOU}" if found.left_to_you else ""
     for finding in found.findings:
         show.text(f"! {finding}", "bold red")
     if not found.findings:
@@ -331,7 +334,7 @@ def _print(found: QueueStatus, now: int) -> None:
     show.facts(
         [
             ("cluster", found.cluster),
-            ("in flight", f"{show.counted(queue.in_flight, 'intent')}, {_due(queue)}{window}"),
+            ("in flight", f"{show.counted(queue.in_flight, 'intent')}, {_due(queue)}{waits}"),
             ("dead letters", str(queue.dead)),
             ("effects", _effects(found.paused, found.enabled)),
             ("acting", str(found.lease) if found.lease else "nobody"),

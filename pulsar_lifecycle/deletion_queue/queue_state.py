@@ -20,8 +20,9 @@ LOOKED_AT = 1_000
 """Messages of one partition that are looked at to see which are due."""
 
 UNTAKEN = "run job delete_pending; sensor automation starts it where it is on, and its last tick says why it does not"
-WINDOW_SHUT = "what is due waits for the window of automation.delete_pending"
 """What to do about messages that are due for long."""
+WINDOW_SHUT = "what is due waits for the window of automation.delete_pending"
+LEFT_TO_YOU = "what is due waits for you to run job delete_pending: automation.delete_pending is false"
 
 TOPICS = {"main": DELETION_TOPIC, "retry": RETRY_TOPIC, "dead letters": DLQ_TOPIC}
 

@@ -171,6 +171,7 @@ def test_the_documents_have_these_keys_and_values_in_this_order(
                 "due_since": None,
             },
             "waits_for_window": False,
+            "left_to_you": False,
             "metrics": {
                 "ledgers_sent": 0,
                 "offload_ledgers_sent": 0,
