@@ -84,8 +84,9 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     asset_key = key(cluster, "dangling_references")
     checks = {
         NO_DANGLING: "Fails where metadata refers to ledgers that BookKeeper does not have: what was in them is lost.",
-        LOADABLE: "Fails where no broker can load a topic: its z-node or a cursor's cannot be decoded, or bookies that "
-        "its last ledger or a cursor's ledger needs are not registered. The code of each says what to do.",
+        LOADABLE: "Fails where no broker can load a topic, or only with a subscription that goes back: its z-node or a "
+        "cursor's cannot be decoded, or bookies that its last ledger or a cursor's ledger needs are not registered. "
+        "The code of each says what to do.",
     }
 
     @dg.multi_asset(
@@ -145,7 +146,7 @@ def loadable_result(asset_key: dg.AssetKey, failing: pa.Table | LifecycleError) 
     found = [tuple(row.values()) for row in failing.select(columns).slice(0, NAMED).to_pylist()]
     count = pc.count_distinct(failing.column("topic")).as_py()
     codes = Counter(failing.column("code").to_pylist())
-    return _result(asset_key, LOADABLE, count, "topics that no broker can load", columns, found, codes)
+    return _result(asset_key, LOADABLE, count, "topics that no broker can load whole", columns, found, codes)
 
 
 def _result(

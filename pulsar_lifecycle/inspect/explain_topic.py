@@ -76,8 +76,9 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.NOT_PREFIX: "what frees the ledgers before it",
     RetentionVerdict.COPY: "what the deletion run keeps it for: `trim` as a dry run says it",
     RetentionVerdict.UNKNOWN_POLICY: "an end of what `warnings` names, or a retention policy that can be read",
-    RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read: see whether all bookies answer; "
-    "`pulsar-admin topics unsubscribe` only where a broker can load the topic",
+    RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read: see whether all bookies answer (a broker that "
+    "loads the topic before may put the subscription back); `pulsar-admin topics unsubscribe` only where a broker can "
+    "load it",
     RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
     Protection.TERMINATED: "deletion of the topic",
     Protection.OPEN_ATTEMPT: "the end of that offload",

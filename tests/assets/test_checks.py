@@ -102,7 +102,7 @@ def test_topics_that_fail_to_load_are_named_with_code_and_reason() -> None:
     twice = [row, {**row, "code": LoadFailure.CURSOR_UNDECODABLE.value, "cursor": "s", "why": "cursor s: 0 bytes"}]
     found = loadable_result(dg.AssetKey("d"), pa.Table.from_pylist(twice, FAILING_LOADS))
     assert (found.check_name, found.passed, found.severity) == (LOADABLE, False, dg.AssetCheckSeverity.ERROR)
-    assert (found.description, found.metadata["found"].value) == ("1 topics that no broker can load", 1)
+    assert (found.description, found.metadata["found"].value) == ("1 topics that no broker can load whole", 1)
     assert f"| t | {code} | last ledger 7 is not closed |" in str(found.metadata["topics"].value)
     assert "by code" not in found.metadata
     events = [{**row, "topic": f"t{n}"} for n in range(NAMED)] + [twice[1]]

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class LoadFailure(StrEnum):
-    """Why no broker can load a topic."""
+    """Why no broker can load a topic, or only with a subscription that goes back."""
 
     TOPIC_UNDECODABLE = "topic_undecodable"
     """The topic's z-node cannot be decoded. Restore it from a backup of ZooKeeper."""
@@ -54,6 +54,10 @@ class LoadFailure(StrEnum):
     the bookies. Where they are gone for good, brokers with `managedLedgerForceRecovery` load the topic: the
     subscription goes back to the position in its z-node, and what it acknowledged since is delivered again. It is not
     named where all brokers have that set, or `lazyCursorRecovery`."""
+    CURSOR_WOULD_GO_BACK = "cursor_would_go_back"
+    """A cursor's ledger is not closed, and too few of its bookies are registered to close it. Brokers load the topic
+    all the same: the subscription goes back to the position in its z-node, for good, and what it acknowledged since is
+    delivered again. Start the bookies before a client uses the topic."""
     TOO_FEW_BOOKIES = "too_few_bookies"
     """Each load begins a ledger, and fewer bookies take entries than it is to be on: `bookkeeperEnsemble` of its
     namespace, else `managedLedgerDefaultEnsembleSize`. Start bookies, or free the disks of read-only ones. A policy of
@@ -73,8 +77,8 @@ FAILING_LOADS = pa.schema(
         pa.field("why", pa.string()),
     ]
 )
-"""One row per reason for which no broker can load a topic: a :class:`LoadFailure`. ``cursor`` and ``ledger_id`` are
-null where it is about none; ``why`` is a sentence, which names the bookies."""
+"""One row per reason for which no broker can load a topic, or only so: a :class:`LoadFailure`. ``cursor`` and
+``ledger_id`` are null where it is about none; ``why`` is a sentence, which names the bookies."""
 _LAZY, _FORCED = "lazyCursorRecovery", "managedLedgerForceRecovery"
 _GO_ON = {
     LoadFailure.CURSOR_UNDECODABLE: (_LAZY,),
@@ -86,6 +90,7 @@ _OF_LAST_LEDGER = {
     LedgerLoss.NO_METADATA: LoadFailure.LAST_LEDGER_BARE,
 }
 _OF_CURSOR_LEDGER = {
+    LedgerLoss.UNRECOVERABLE: LoadFailure.CURSOR_WOULD_GO_BACK,
     LedgerLoss.LAST_ENTRY_AWAY: LoadFailure.CURSOR_LEDGER_UNREADABLE,
     LedgerLoss.NO_METADATA: LoadFailure.CURSOR_LEDGER_UNREADABLE,
 }

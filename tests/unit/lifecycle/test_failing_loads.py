@@ -95,15 +95,24 @@ def test_a_last_ledger_without_metadata_fails_the_load(loads: Loads) -> None:
 
 
 def test_a_cursor_whose_ledger_cannot_be_read_fails_the_load(loads: Loads) -> None:
-    """One that was never closed makes the cursor go back instead."""
     loads.subscribed("away")
-    loads.subscribed("never-closed", state=LedgerState.OPEN)
     loads.subscribed("loaded")
     loads.servers.load(named("loaded"))
     assert loads.failing(BOOKIE) == {}
     assert loads.failing() == {"away": LoadFailure.CURSOR_LEDGER_UNREADABLE}
     loads.servers.put(loads.servers.path(loads.subscribed("bare")), b"")
     assert loads.failing(BOOKIE) == {"bare": LoadFailure.CURSOR_LEDGER_UNREADABLE}
+
+
+def test_a_cursor_whose_ledger_no_bookie_can_close_would_go_back(loads: Loads) -> None:
+    """Whatever brokers are configured with: they load its topic all the same."""
+    never_closed = loads.subscribed("never-closed", state=LedgerState.OPEN)
+    loads.subscribed("loaded", state=LedgerState.OPEN)
+    loads.servers.load(named("loaded"))
+    assert loads.failing(BOOKIE) == {}
+    assert loads.failing() == {"never-closed": LoadFailure.CURSOR_WOULD_GO_BACK}
+    (row,) = loads.found().to_pylist()
+    assert (row["cursor"], row["ledger_id"], BOOKIE in row["why"]) == ("s", never_closed, True)
 
 
 def test_what_cannot_be_decoded_fails_the_load(loads: Loads) -> None:
