@@ -11,8 +11,7 @@ from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun, lost_by_load
 from pulsar_lifecycle.values.codes import Code
 
 LOOKED_AT = 20
@@ -79,7 +78,7 @@ def why_not_read(run: TopicRun, ports: Ports, topic: Topic) -> str:
 
     A read loads it, and it is unloaded after it: the next one loads it, too. Raises Refused.
     """
-    loss = run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic))
+    loss = lost_by_load(run, ports, topic)
     return f"it is not read: {loss}; or have a ledger of another topic of its namespace read first" if loss else ""
 
 

@@ -129,7 +129,31 @@ def would_be_loaded(
     """
     if not owners.of(store, brokers, topic) and (others := _others(store, topic, going)):
         return f"nobody owns its bundle, which has {others[0]}, too"
-    for one in _read_along(store, topic):
+    return _loaded_along(store, brokers, owners, topic, _read_along(store, topic), going)
+
+
+def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> str | None:
+    """As :func:`would_be_loaded`, of a topic that a broker loads for a request to its admin API, such as its unload.
+
+    Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
+    others.
+    """
+    along = _read_along(store, topic)
+    place = bundles(store, [topic, *along])
+    others = [one for one in along if place[one] != place[topic]]
+    return _loaded_along(store, brokers, Owners(), topic, others, ())
+
+
+def _loaded_along(
+    store: MetadataStore,
+    brokers: Brokers,
+    owners: Owners,
+    topic: Topic,
+    along: Collection[Topic],
+    going: Collection[Topic],
+) -> str | None:
+    """What is loaded beside a topic and is not ``going``, as a broker reads ``along`` of its namespace for it."""
+    for one in along:
         if not owners.of(store, brokers, one) and (others := _others(store, one, going)):
             return f"its broker reads {one}, whose bundle nobody owns, and which has {others[0]}, too"
     return None

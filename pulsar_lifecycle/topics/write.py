@@ -30,12 +30,13 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.list_writes import ListWrite
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_request
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
@@ -236,13 +237,36 @@ def left_loaded(run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: 
 
     Or it is not to be unloaded yet (:func:`~pulsar_lifecycle.topics.unloads.unread_acks`).
     An unload has a broker load it first where none has it, and its clients have one load it again.
-    Raises Refused where its cursors cannot be listed; Paused, LeaseLost, Overloaded.
+    Raises as :func:`lost_by_load`.
     """
     if not run.writes_loaded(topic):
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
     if unread := unread_acks(ports.store, ports.admin, topic):
         return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {unread}")
-    return run.lost_at_load(topic, snapshot.cursor_names(ports.store, topic))
+    return lost_by_load(run, ports, topic)
+
+
+def lost_by_load(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
+    """What keeps a topic from a load by our request, as it is now: as :meth:`TopicRun.lost_at_load`, and two more.
+
+    A cursor whose ledger was never closed, and whose bookies are away, a broker puts back to where its z-node says, for
+    good (``ManagedCursorImpl.recoverFromLedger``). Of a topic that no broker lists, other topics would be loaded, too.
+    Raises Refused where cursors cannot be listed; Paused, LeaseLost, Overloaded.
+    """
+    names = snapshot.cursor_names(ports.store, topic)
+    if loss := run.lost_at_load(topic, names):
+        return loss
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    try:
+        if names:
+            snapshot.positions(ports, run.ledgers_root, path, snapshot.cursors(ports.store, path))
+    except RefusedBy as error:
+        text = f"a broker that loads its topic may put a subscription back, see whether all bookies answer: {error}"
+        return Why(error.code, text)
+    listed = str(topic) in run.brokers.loaded
+    if not listed and (besides := loaded_by_request(ports.store, run.brokers, topic)):
+        return Why(Code.BUNDLE_SHARED, f"{besides}: have a client use that one first")
+    return None
 
 
 def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> UnloadAttempt | Why:

@@ -41,7 +41,7 @@ from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, why_loaded
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, lost_by_load, why_loaded
 from pulsar_lifecycle.values.codes import Code, Why, why_refused
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
@@ -207,7 +207,7 @@ class SubscriptionRepairs:
             text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
             return Why(Code.TOPIC_LOADED, text)
         # An unload loads a topic that no broker has by now, and what unloads one has its clients load it again.
-        return self.run.lost_at_load(topic, snapshot.cursor_names(self.ports.store, topic)) if loaded else None
+        return lost_by_load(self.run, self.ports, topic) if loaded else None
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run

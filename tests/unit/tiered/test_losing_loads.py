@@ -6,6 +6,8 @@ from uuid import uuid4
 
 import pytest
 
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses, Replication
@@ -90,6 +92,34 @@ def test_a_loaded_topic_is_not_offloaded_that_would_lose_data_by_its_unload(loss
     attempts, found = scene.session().begin(scene.wanted)
     assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
     assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, code)}
+
+
+def with_a_cursor_that_goes_back(scene: Scene) -> None:
+    """Its ledger was never closed, and no bookie that has its entry answers."""
+    tags = {**data_tags(TOPIC), "pulsar/cursor": "s"}
+    ledger = scene.cluster.ledger(tags, state=LedgerState.OPEN, entries=[scene.cluster.position_entry()])
+    scene.cluster.cursor(TOPIC, "s", ledger=ledger)
+    scene.cluster.reader.failures[ledger] = Unavailable("bookie-1:3181 does not answer")
+
+
+def test_nothing_is_copied_that_must_be_read_first_where_a_subscription_would_go_back() -> None:
+    scene = Scene()
+    with_a_cursor_that_goes_back(scene)
+    attempts, found = scene.session().begin(scene.wanted)
+    assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
+    assert all("put a subscription back" in one.reason and "cursor s" in one.reason for one in found)
+
+
+def test_a_loaded_topic_is_not_offloaded_whose_unload_would_put_a_subscription_back() -> None:
+    """A topic whose broker died counts as loaded: to unload it a broker loads it."""
+    scene = Scene()
+    with_a_cursor_that_goes_back(scene)
+    scene.cluster.load(TOPIC)
+    scene.loaded_topics = True
+    attempts, found = scene.session().begin(scene.wanted)
+    assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, Code.CURSORS_UNREAD)}
 
 
 @LOSING

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -18,6 +20,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
 from pulsar_lifecycle.topics.protection import PENDING_ACKS
@@ -32,7 +35,7 @@ from tests.kit.crash import raising
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, nothing_lost, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
-from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.cluster import BROKER, data_tags
 
 
 @pytest.fixture
@@ -156,6 +159,44 @@ def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_tran
     scene.cluster.admin.acks[TOPIC, "s"] = PendingAcks.READY
     scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
     assert (scene.cluster.admin.touched, scene.left_pending) == ([TOPIC], [])
+
+
+def in_namespace(local: str) -> Topic:
+    return Topic.parse(f"persistent://{TOPIC.namespace}/{local}")
+
+
+def half_of(topic: Topic) -> int:
+    """1 where its bundle is in the upper half of all."""
+    return zlib.crc32(str(topic).encode()) >> 31
+
+
+@pytest.mark.parametrize("neighbour", [True, False])
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
+    scene: Scene, neighbour: bool, owned: bool
+) -> None:
+    """A broker that loads it for an unload reads its namespace's policies, and who takes their bundle loads all of it.
+
+    In its own bundle, which has no owner either, nothing else is loaded.
+    """
+    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+    scene.cluster.put(f"{BUNDLES_ROOT}/{TOPIC.namespace}", json.dumps(halves).encode())
+    own = half_of(TOPIC)
+    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != own)
+    beside = {half_of(one): one for one in (in_namespace(f"t-{number}") for number in range(9))}
+    for one in (read, beside[own], *([beside[1 - own]] if neighbour else ())):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    if owned:
+        lock = "0x00000000_0x80000000" if own else "0x80000000_0xffffffff"
+        scene.cluster.put(f"/namespace/{TOPIC.namespace}/{lock}", json.dumps({"httpUrl": f"http://{BROKER}"}).encode())
+    scene.load()
+    scene.cluster.admin.loaded.clear()
+    scene.cluster.wait(1)
+    left = neighbour and not owned
+    found = scene.trim(loaded_topics=True).values()
+    assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if left else Code.TAKEN_OFF}
+    assert scene.cluster.admin.touched == ([] if left else [TOPIC])
+    assert all(str(beside[1 - own]) in one.reason for one in found if left)
 
 
 @pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
