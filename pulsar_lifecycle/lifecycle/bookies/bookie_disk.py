@@ -350,8 +350,8 @@ def waits_for(disk: BookieDisk, status: BookieStatus) -> tuple[DiskVerdict, str]
         hours = number(status, "minorCompactionInterval") / 3600, number(status, "majorCompactionInterval") / 3600
         return (
             DiskVerdict.WAITS_FOR_COMPACTION,
-            f"about {live / held:.0%} of its entry logs is live; logs below {minor:.0%} are compacted every "
-            f"{hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
+            f"{live / held:.0%} of its entry logs is live, or more where restarts closed some early; logs "
+            f"below {minor:.0%} are compacted every {hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
         )
     closed = disk.placed.ledgers - disk.placed.unsized
     if not stored and closed:

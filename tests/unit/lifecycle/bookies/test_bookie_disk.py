@@ -175,6 +175,7 @@ def test_logs_that_hold_more_than_they_could_were_closed_by_a_larger_limit():
     found = verdict(said, Placed(30 * GB, 100))
     assert (found.log_bytes, found.bytes_to_compact) == (40 * GB, 10 * GB)
     assert found.verdict is DiskVerdict.WAITS_FOR_COMPACTION
+    assert "75% of its entry logs is live, or more" in found.detail
 
 
 def test_a_bookie_that_holds_much_less_than_metadata_places_there_says_so():
