@@ -76,9 +76,8 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.NOT_PREFIX: "what frees the ledgers before it",
     RetentionVerdict.COPY: "what the deletion run keeps it for: `trim` as a dry run says it",
     RetentionVerdict.UNKNOWN_POLICY: "an end of what `warnings` names, or a retention policy that can be read",
-    RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read: see whether all bookies answer (a broker that "
-    "loads the topic before may put the subscription back); `pulsar-admin topics unsubscribe` only where a broker can "
-    "load it",
+    RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read: see whether all bookies answer, a load may put "
+    "the subscription back; `pulsar-admin topics unsubscribe` only where a broker can load the topic",
     RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
     Protection.TERMINATED: "deletion of the topic",
     Protection.OPEN_ATTEMPT: "the end of that offload",
@@ -140,8 +139,7 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     where its z-node cannot be read.
     """
     if subject.domain != "persistent":
-        text = f"{subject} is not persistent: no ledger holds its messages"
-        raise RefusedBy(Protection.NOT_PERSISTENT, text)
+        raise RefusedBy(Protection.NOT_PERSISTENT, f"{subject} is not persistent: no ledger holds its messages")
     root = cluster.settings.bookkeeper.ledgers_root
     namespace = str(subject.namespace)
     layers, unsure = _layers(cluster, namespace)
@@ -368,6 +366,8 @@ def _freed_by(
         return ledger
     if ledger.entries == 0:
         return replace(ledger, freed_by=_NOTHING_IN_IT)
+    if alone is RetentionVerdict.UNKNOWN_LEDGER and kept_on is RetentionVerdict.FOREVER:
+        alone, frees = kept_on, FREED_BY[kept_on]
     if load.reason is LoadReason.LISTED:
         begins = "a newer ledger, which its broker begins when this one is full or too old"
         return replace(ledger, freed_by=begins if alone in _ONLY_LAST else f"{begins}; and {frees}")
@@ -420,8 +420,7 @@ def _cursors(
     names = ("path", "last_active")
     rows = zip(*(cursors.column(name).to_pylist() for name in names), positions.to_pylist(), firsts, strict=True)
     for path, active, at, first in rows:
-        known = at["ledger_id"] is not None and at["entry_id"] is not None
-        position = Position(at["ledger_id"], at["entry_id"]) if known else None
+        position = None if None in (at["ledger_id"], at["entry_id"]) else Position(at["ledger_id"], at["entry_id"])
         behind = [_behind(one, position) for one in ledgers] if position else []
         size = sum(one or 0 for one in behind) if position else None
         name = cursor_name(path.rpartition("/")[2])

@@ -341,6 +341,19 @@ def test_every_code_says_what_frees_the_ledger() -> None:
     assert {FREED_BY[code] for code in GOING} == {"jobs plan_retention and apply_retention"}
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_newer_ledger_alone_is_not_said_to_free_an_open_one_that_is_kept_for_ever(
+    scene: RetentionScene, loaded: bool
+) -> None:
+    scene.retention(-1, -1)
+    topic = Topic.parse(f"persistent://{NAMESPACE}/a")
+    scene.servers.topic(topic, [scene.servers.ledger(data_tags(topic), state=LedgerState.OPEN, entries=[b"x"])])
+    scene.scan()
+    (last,) = explained(scene, "a", loaded=loaded).ledgers
+    assert FREED_BY[RetentionVerdict.FOREVER] in last.freed_by
+    assert "a load" not in last.freed_by
+
+
 def test_what_leaves_the_last_ledger_open_is_named(scene: RetentionScene) -> None:
     topic = Topic.parse(f"persistent://{NAMESPACE}/a")
     ledger = scene.servers.ledger(data_tags(topic), state=LedgerState.OPEN, entries=[b"x" * 1000] * 3)
