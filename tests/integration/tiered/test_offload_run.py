@@ -22,6 +22,7 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.sources.spark_session import prepare
@@ -211,6 +212,7 @@ def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, opera
         closing(BookieReader(store, settings.bookkeeper)) as reader,
     ):
         run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root, lost_at_load=lambda *_: None)
+        run.brokers = Brokers({topic: "a broker"}, 0)
         ports: Any = SimpleNamespace(store=store, reader=reader)
         copy = OffloadedCopy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
         asked = entries_to_ask(run, ports, Topic.parse(topic), copy)
