@@ -321,7 +321,8 @@ def finish_unloads(
     found = list(control.pending_for(store, guard.guard))
     gone = _gone(store, admin, clock, [one for one in found if isinstance(one, PendingUnload) and one.loaded])
     control.finish_many_unloads(store, gone, guard.guard)
-    found = [one for one in found if one not in gone]
+    done = set(gone)
+    found = [one for one in found if one not in done]
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for pending in found[first:] + found[:first]:
         if isinstance(pending, BrokenPendingUnload):
@@ -409,9 +410,9 @@ def _gone(
     """Those that :func:`is_gone`."""
     found: list[PendingUnload] = []
     with contextlib.suppress(LifecycleError):
-        nodes = zip(pending, _topic_nodes(store, pending), strict=True)
-        found += [one for one, node in nodes if node is None]
-        if rest := [one for one in pending if one not in found]:
+        there = _topic_nodes(store, pending)
+        found += [one for one, node in zip(pending, there, strict=True) if node is None]
+        if rest := [one for one, node in zip(pending, there, strict=True) if node is not None]:
             brokers = load_state.fetch_brokers(store, admin)
             for one, node in zip(rest, _topic_nodes(store, rest), strict=True):
                 listed = str(one.topic) in brokers.loaded
