@@ -18,7 +18,7 @@ from assets.findings import findings_assets
 from assets.lasting import lasting_assets
 from assets.late_messages import late_messages_check
 from assets.lifecycle.activity import activity_assets
-from assets.lifecycle.bookies import bookie_disk_asset
+from assets.lifecycle.bookies import bookie_assets
 from assets.lifecycle.held import held_assets
 from assets.lifecycle.load import load_assets
 from assets.lifecycle.namespace_retention import namespace_retention_asset
@@ -153,7 +153,7 @@ def _assets(cluster: str) -> list[dg.AssetsDefinition | dg.AssetSpec]:
         retention_assets(cluster),
         namespace_retention_asset(cluster),
         load_assets(cluster),
-        bookie_disk_asset(cluster),
+        bookie_assets(cluster),
         storage_report_asset(cluster),
         held_assets(cluster),
         activity_assets(cluster),

@@ -17,7 +17,7 @@ from pulsar_lifecycle.setting_types import Seconds, SecretRef, Section
 _FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 """Lowest and highest value of minute, hour, day of the month, month, and day of the week (0 and 7: Sunday)."""
 LONGEST_WINDOW = 7 * 86_400.0
-_BEYOND_APPLY = ("offload", "bookkeeper_copies")
+_BEYOND_APPLY = ("offload", "bookkeeper_copies", "bookies")
 """Kinds for which the caps of ``[apply]`` do not hold."""
 
 
@@ -114,35 +114,6 @@ def _values(field: str, low: int, high: int) -> frozenset[int]:
     return frozenset(values)
 
 
-class Automated(Section):
-    """How far something goes by itself, and when."""
-
-    mode: Automation = Automation.PLAN
-    """``"off"``, ``"plan"``, ``"approve"`` or ``"apply"``."""
-    window: Window | None = None
-    """``{ cron = "0 1 * * 6", duration = "4h" }``: when runs may begin; unset: at any time."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mode_alone(cls, value: object) -> object:
-        return {"mode": value} if isinstance(value, str) else value
-
-
-class CollectionAutomation(Automated):
-    """How far collections of bookies go by themselves: ``"off"``, ``"plan"`` or ``"apply"``.
-
-    They have no plan, so nothing to approve and no cap: what a bookie frees was deleted under caps before.
-    """
-
-    @model_validator(mode="after")
-    def _no_plan(self) -> CollectionAutomation:
-        if self.mode is Automation.APPROVE:
-            raise ValueError('there is no plan to approve: expected "off", "plan" or "apply"')
-        if self.mode is Automation.APPLY and self.window is None:
-            raise ValueError("a window is needed to apply by itself: bookies collect once in each")
-        return self
-
-
 class QueueAutomation(Section):
     """Whether deletion runs begin by themselves, and when. ``false`` alone: they do not."""
 
@@ -161,13 +132,17 @@ class QueueAutomation(Section):
         return self.begins and self.window is not None and self.window.opened_at(now) is None
 
 
-class KindAutomation(Automated):
-    """How far one kind of plan goes by itself. The caps of ``[apply]`` hold as well, but not for offloads and copies.
+class KindAutomation(Section):
+    """How far one kind of plan goes by itself. The caps of ``[apply]`` hold, too, but for offloads, copies, bookies.
 
     A plan beyond a cap, or that grew too much, is not applied in part: it waits for an operator. Of a plan beyond
     ``[offload]`` a run takes the oldest ledgers, as many as that allows: the rest goes by the plans of later scans.
     """
 
+    mode: Automation = Automation.PLAN
+    """``"off"``, ``"plan"``, ``"approve"`` or ``"apply"``."""
+    window: Window | None = None
+    """``{ cron = "0 1 * * 6", duration = "4h" }``: when runs may begin; unset: at any time."""
     namespaces: tuple[str, ...] = ()
     """Tenants, namespaces and full topic names that go by themselves; empty: all."""
     min_ledgers: int = Field(default=1, ge=1)
@@ -191,6 +166,11 @@ class KindAutomation(Automated):
     """Up to so many bytes a plan may grow as it likes, counted as ``max_bytes`` counts them. A plan that is beyond
     ``max_growth`` in ledgers or in bytes waits."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mode_alone(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
     @field_validator("namespaces")
     @classmethod
     def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -204,6 +184,24 @@ class KindAutomation(Automated):
         ):
             if least > most:
                 raise ValueError(f"min_{what} ({least}) is above max_{what} ({most}): no plan would ever go")
+        return self
+
+
+class CollectionAutomation(KindAutomation):
+    """How far collections go by themselves: its ledgers are bookies, its bytes what they could free.
+
+    The caps of ``[apply]`` do not hold: what is freed was deleted under them before.
+    """
+
+    max_share: float = Field(default=1.0, gt=0, le=1)
+    """Share of the cluster's bookies."""
+
+    @model_validator(mode="after")
+    def _of_whole_bookies(self) -> CollectionAutomation:
+        if self.namespaces:
+            raise ValueError("namespaces: a bookie holds those of all: leave it out")
+        if self.mode is Automation.APPLY and self.window is None:
+            raise ValueError("a window is needed to apply by itself: a collection slows down clients")
         return self
 
 
@@ -260,7 +258,7 @@ class AutomationSettings(Section):
     consumed_records: KindAutomation = KindAutomation()
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: CollectionAutomation = CollectionAutomation()
-    """Having bookies collect, once in each window: job ``collect_bookies``. There is no plan to approve."""
+    """Having bookies collect: job ``collect_bookies``. Its plans follow scans in any mode, as ``bookie_disk`` does."""
     delete_pending: QueueAutomation = QueueAutomation()
     """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them: ``true`` or
     ``false``, or ``{ window = ... }``. A kind's own window is for sending them: what is sent is deleted soon after,

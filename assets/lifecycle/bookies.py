@@ -1,16 +1,19 @@
-"""What the bookies' disks hold, what metadata places there, and why they do not free the rest.
+"""What the bookies' disks hold, what metadata places there, why they do not free the rest, and which are to collect.
 
-Source of truth: the bookies' HTTP servers, against the newest scan's ``bookkeeper_ledgers``.
+Source of truth: the bookies' HTTP servers, against the newest scan's ``bookkeeper_ledgers``. Job ``collect_bookies``
+applies the plan.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from assets.names import key
+from assets.names import EPOCH, key
 from assets.pages import show
 from assets.pages.epochs import epoch_to_read
+from assets.pages.growth import growth_result, growth_spec
+from pulsar_lifecycle.automation_settings import Automation
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     FULL_WITHIN_DAYS,
     UNWRITABLE,
@@ -18,9 +21,12 @@ from pulsar_lifecycle.lifecycle.bookies.bookie_disk import (
     DiskVerdict,
     fullest,
 )
+from pulsar_lifecycle.lifecycle.bookies.collection import PlannedCollection, remedies
+from pulsar_lifecycle.lifecycle.bookies.collection_planning import make_collection_plan, run_config
 from pulsar_lifecycle.lifecycle.bookies.disk_run import TABLE, build_bookie_disk, forecasts
 from pulsar_lifecycle.lifecycle.bookies.placement import Placement
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from resources.lifecycle import LifecycleResource
 
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN
@@ -42,9 +48,9 @@ COLUMNS = {
 }
 
 
-def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
-    """``bookie_disk`` with its checks."""
-    asset_key = key(cluster, "bookie_disk")
+def bookie_assets(cluster: str) -> dg.AssetsDefinition:
+    """``bookie_disk`` with its checks, and ``collection_plan``: the bookies are asked once for both."""
+    disk, plan = key(cluster, "bookie_disk"), key(cluster, "collection_plan")
     checks = {
         WRITABLE: "Fails while a registered bookie is read-only, or one that holds ledgers is not registered.",
         COMPACTING: "Fails while a bookie's compaction is suspended, over the API or as a disk is too full.",
@@ -52,32 +58,90 @@ def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
         "two weeks went.",
     }
 
-    @dg.asset(
-        key=asset_key,
-        group_name="lifecycle",
-        description="Per bookie: used and free bytes, entry logs, what the newest scan's metadata places there, and "
-        "what it waits for before it frees the rest. Asks the bookies' HTTP servers; changes nothing.",
-        deps=[key(cluster, name) for name in ("bookkeeper_ledgers", "scan_coverage", "bookkeeper")],
-        check_specs=[
-            dg.AssetCheckSpec(name, asset=asset_key, description=description) for name, description in checks.items()
+    @dg.multi_asset(
+        name=f"{cluster}_bookies",
+        specs=[
+            dg.AssetSpec(
+                disk,
+                group_name="lifecycle",
+                description="Per bookie: used and free bytes, entry logs, what the newest scan's metadata places "
+                "there, and what it waits for before it frees the rest. Asks the bookies' HTTP servers; changes "
+                "nothing.",
+                deps=[key(cluster, name) for name in ("bookkeeper_ledgers", "scan_coverage", "bookkeeper")],
+                kinds={"bookkeeper", "parquet"},
+            ),
+            dg.AssetSpec(
+                plan,
+                group_name="lifecycle",
+                description="Which bookies could free much of their disks by collecting now. Making it changes "
+                "nothing; job `collect_bookies` takes its id and digest.",
+                deps=[disk],
+                kinds={"parquet"},
+            ),
         ],
-        kinds={"bookkeeper", "parquet"},
+        check_specs=[
+            *(dg.AssetCheckSpec(name, asset=disk, description=description) for name, description in checks.items()),
+            growth_spec(plan, "bookies"),
+        ],
     )
-    def bookie_disk(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:
+    def bookies(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
             disks, placement = build_bookie_disk(where, epoch_id)
         days = forecasts(where)
-        return dg.MaterializeResult(
+        yield dg.MaterializeResult(
+            asset_key=disk,
+            metadata={**show.stored(where, epoch_id, TABLE), **bookies_shown(disks, placement, days)},
+            check_results=check_results(disk, disks, days),
+        )
+        summary, judged = make_collection_plan(where, where.lake.epoch(epoch_id), disks)
+        yield dg.MaterializeResult(
+            asset_key=plan,
             metadata={
-                **show.stored(where, epoch_id, TABLE),
-                **bookies_shown(disks, placement, days),
+                EPOCH: epoch_id,
+                "dagster/uri": show.plan_uri(where, summary.plan_id),
+                **collection_shown(summary, judged, disks, where.settings.automation.bookies.mode),
             },
-            check_results=check_results(disks, days),
+            data_version=dg.DataVersion(summary.digest),
+            check_results=[growth_result(where, plan, summary, "bookies")],
         )
 
-    return bookie_disk
+    return bookies
+
+
+def collection_shown(
+    summary: PlanSummary, judged: Sequence[PlannedCollection], disks: Sequence[BookieDisk], mode: Automation
+) -> dict[str, Any]:
+    """The plan's page: which bookies, how to apply it, why not the others, and settings that keep disks full."""
+    head = show.planned(
+        summary,
+        run_config(summary),
+        job="collect_bookies",
+        nothing="No bookie could free `collection.min_bytes` by collecting.",
+        then="Ledgers that a bookie has collected cannot be restored by an undo any more.",
+        mode=mode,
+    )
+    others = {"why others stay": "column `plan` of the table below says it, by a code"}
+    return {**head, **others, "could free, about": summary.physical_bytes, **judged_shown(judged, disks)}
+
+
+def judged_shown(judged: Sequence[PlannedCollection], disks: Sequence[BookieDisk] = ()) -> dict[str, Any]:
+    """Every bookie with what is done with it, those that collect first; of ``disks``, what settings keep them full."""
+    rows = [
+        {
+            "bookie": row.bookie,
+            "rack": row.rack,
+            "plan": row.choice.value,
+            "verdict": row.verdict.value,
+            "could free": _size(row.bytes),
+        }
+        for row in judged
+    ]
+    found = [(one.bookie, text) for one in disks for text in remedies(one)]
+    keeps = dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found))
+    columns = dict.fromkeys(("bookie", "rack", "plan", "verdict", "could free"), "string")
+    return {"plan": show.table(rows, columns), **({"settings": keeps} if disks else {})}
 
 
 def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mapping[str, float]) -> dict[str, Any]:
@@ -98,15 +162,24 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
     }
 
 
-def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> list[dg.AssetCheckResult]:
+def check_results(
+    disk: dg.AssetKey, disks: Sequence[BookieDisk], days: Mapping[str, float]
+) -> list[dg.AssetCheckResult]:
     """The checks; each names the bookies that it fails for."""
     unwritable = [one for one in disks if one.verdict in UNWRITABLE]
     suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED or _suspended_too(one)]
     soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
     return [
-        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}, "take no entries", ERROR),
-        _check(COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended", WARN),
         _check(
+            disk,
+            WRITABLE,
+            {one.bookie: one.detail or one.verdict.value for one in unwritable},
+            "take no entries",
+            ERROR,
+        ),
+        _check(disk, COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended", WARN),
+        _check(
+            disk,
             FORECAST,
             {bookie: f"{left:.1f} days" for bookie, left in soon.items()},
             f"reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last two weeks went",
@@ -120,9 +193,12 @@ def _suspended_too(one: BookieDisk) -> bool:
     return one.status is not None and (one.status.minor_suspended or one.status.major_suspended)
 
 
-def _check(name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity) -> dg.AssetCheckResult:
+def _check(
+    disk: dg.AssetKey, name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity
+) -> dg.AssetCheckResult:
     first = ", ".join(sorted(wrong)[:NAMED])
     return dg.AssetCheckResult(
+        asset_key=disk,
         check_name=name,
         passed=not wrong,
         severity=severity,

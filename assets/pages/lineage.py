@@ -45,7 +45,9 @@ LASTING = ("journal", "archive", Changed.TRIMMED.value)
 """Assets that are nothing but rows of runs: what a run adds is its row count."""
 NO_PLAN = "none"
 """Tag of a run that has applied no plan, where the run that it executes again had."""
-_SENDS_NOTHING = frozenset({PlanKind.LOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS})
+_SENDS_NOTHING = frozenset(
+    {PlanKind.LOAD, PlanKind.DELAYED_INDEX, PlanKind.INACTIVE_SUBSCRIPTIONS, PlanKind.COLLECTION}
+)
 """Kinds of plans whose application sends no message to the deletion topic."""
 
 

@@ -26,6 +26,7 @@ PAGE_OF = {
     PlanKind.DELAYED_INDEX: "delayed_index_plan",
     PlanKind.OFFLOAD: "offload_plan",
     PlanKind.OBJECTS: "orphan_objects",
+    PlanKind.COLLECTION: "collection_plan",
     PlanKind.INACTIVE_TOPICS: "inactive_topics_plan",
     PlanKind.INACTIVE_SUBSCRIPTIONS: "inactive_cursors_plan",
 }

@@ -19,16 +19,13 @@ from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from assets.pages.frame import Conditions, deps_updated
 from assets.pages.switch import SWITCH
-from orchestration.automatic.at_work import APPROVING, BY_ITSELF, COLLECTION, DELETION, lease_of_job, without_dead
+from orchestration.automatic.at_work import APPROVING, BY_ITSELF, DELETION, lease_of_job, without_dead
 from orchestration.automatic.doorbell import Watch, rung
-from orchestration.automatic.launches import COLLECT, LAUNCHES
-from orchestration.automatic.may_begin import bookies_wait
+from orchestration.automatic.launches import LAUNCHES
 from pulsar_lifecycle.automation_settings import Automation, AutomationSettings
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import (
-    BOOKIES,
     KINDS,
-    WINDOW_SHUT,
     AutomatedKind,
     after_approval,
     after_withdrawal,
@@ -40,7 +37,7 @@ from pulsar_lifecycle.inspect.automation import (
 from pulsar_lifecycle.inspect.kept_plans import Plan
 from pulsar_lifecycle.runs.automation_rule import PlanDecision
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.control import LEASE, check_not_paused, is_held
+from pulsar_lifecycle.runs.control import check_not_paused
 from pulsar_lifecycle.values.plans import epoch_of
 from resources.lifecycle import LifecycleResource
 
@@ -52,7 +49,7 @@ IN_VAIN = 10
 
 def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) -> dg.SensorDefinition:
     """The one switch of all that changes the cluster by itself. ``jobs``: those of the code location by name."""
-    launched = sorted({COLLECT, DELETING, *(launch.job for launch in LAUNCHES.values())})
+    launched = sorted({DELETING, *(launch.job for launch in LAUNCHES.values())})
 
     @dg.sensor(
         name=SWITCH,
@@ -61,7 +58,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="The one switch of what changes the cluster by itself. Applies plans as far as `[automation]` of "
         f"the settings file lets it, and starts `{DELETING}` when an intent of the deletion or retry topic is due. "
-        "Each tick says what becomes of the newest plan of each kind, by a code, of the bookies, and of the queue. "
+        "Each tick says what becomes of the newest plan of each kind, by a code, and of the queue. "
         "It launches nothing while the cluster is paused, nor until a restore of the metadata store is accepted. "
         "Switched off, it lets runs go on that have begun, and those of a person: `pulsar-lifecycle pause` stops all.",
     )
@@ -91,15 +88,11 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
                 said[kind.name] += f", once run {busy[lease]} is over"
             elif lease in asked:
                 said[kind.name] += f", once {asked[lease]} has gone"
+            elif waits := launch.waits(where):
+                said[kind.name] += f", {waits}"
             else:
                 asked[lease] = kind.name
                 requests.append(_request(where, cluster, kind, run_key, decided[1]))
-        bookies = (
-            f"once run {busy[COLLECTION]} is over"
-            if COLLECTION in busy
-            else _collection(context.instance, where, cluster, look_every)
-        )
-        requests += [bookies] if isinstance(bookies, dg.RunRequest) else []
         watch = Watch.parse(context.cursor)
         queue = (
             f"once {asked[DELETION]} has gone"
@@ -109,8 +102,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
         requests += [queue] if isinstance(queue, dg.RunRequest) else []
         if requests and (stopped := stopping(where)):  # each would fail, and its tries would be spent
             return dg.SkipReason(f"{stopped.code.value}: {stopped.text}")
-        kinds = (f"{kind.name}: {said[kind.name]}" for kind in KINDS)
-        text = "; ".join([*kinds, f"{BOOKIES}: {bookies}", f"queue: {queue}"])
+        text = "; ".join([*(f"{kind.name}: {said[kind.name]}" for kind in KINDS), f"queue: {queue}"])
         return dg.SensorResult(requests, skip_reason=None if requests else text, cursor=watch.dump())
 
     return ring
@@ -180,30 +172,6 @@ def _request(where: Cluster, cluster: str, kind: AutomatedKind, run_key: str, pl
     )
 
 
-def _collection(instance: dg.DagsterInstance, where: Cluster, cluster: str, look_every: float) -> dg.RunRequest | str:
-    """Bookies collect once in each window, or why they do not now: which of them, the run finds out.
-
-    A collection is refused while a run deletes or restores ledgers, so it waits: its tries would be spent before.
-    """
-    if why := bookies_wait(where):
-        return why
-    window, now = where.settings.automation.bookies.window, where.clock.now_ms()
-    opened = window.opened_at(now) if window else None
-    if opened is None:
-        return WINDOW_SHUT  # since that was asked
-    run_key = next_run_key(instance, cluster, f"{BOOKIES}-{opened}", now, look_every)
-    if isinstance(run_key, Spent):
-        return run_key.text
-    try:
-        with where.ports(read_only=True) as ports:
-            if is_held(ports.store, LEASE):
-                return "once the run that deletes or restores ledgers is over"
-    except LifecycleError as error:
-        return str(error)
-    config = {"ops": {"collect": {"config": {"dry_run": False}}}}
-    return dg.RunRequest(run_key, config, {CLUSTER: cluster, BY_ITSELF: BOOKIES}, job_name=COLLECT)
-
-
 class ApprovalConfig(dg.Config):
     """Which plan, by id and digest, and who approves it; ``withdraw`` takes the approval back."""
 
@@ -256,6 +224,7 @@ FOLLOWS = {
     "offload_plan": "offload",
     "storage_report": "",
     "bookie_disk": "",
+    "collection_plan": "bookies",
     "topic_activity": "",
     "inactive_topics": "",
     "inactive_cursors": "",

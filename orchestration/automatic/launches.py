@@ -13,19 +13,25 @@ import dagster as dg
 from assets.names import CLUSTER
 from orchestration.automatic.at_work import ACTIVE
 from pulsar_lifecycle.automation_settings import KindAutomation
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import Plan
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.control import LEASE, is_held
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Which job applies plans of a kind, and with which configuration."""
+    """Which job applies plans of a kind, and with which configuration.
+
+    ``beside``: the lease, if any, that no run may hold meanwhile: the job would be refused, and a try be spent.
+    """
 
     job: str
     op: str
     config: Callable[[Cluster, Plan, KindAutomation], Config]
+    beside: str = ""
 
     def run_config(self, where: Cluster, plan: Plan, kind: KindAutomation) -> dict[str, Any]:
         """The run's whole configuration for a plan, as the settings of its ``kind`` are now (``settings_of``)."""
@@ -39,10 +45,22 @@ class Launch:
         runs = instance.get_runs(dg.RunsFilter(job_name=self.job, statuses=list(ACTIVE)))
         return next((run.run_id for run in runs if CLUSTER not in run.tags and self._applies(run, plan_id)), "")
 
+    def waits(self, where: Cluster) -> str:
+        """What the launch waits for beside its own lease; empty for nothing."""
+        if not self.beside:
+            return ""
+        try:
+            with where.ports(read_only=True) as ports:
+                return f"once no run holds {self.beside}" if is_held(ports.store, self.beside) else ""
+        except LifecycleError as error:
+            return str(error)
+
     def _applies(self, run: dg.DagsterRun, plan_id: str) -> bool:
         ops: Any = run.run_config.get("ops", {})
         config = ops.get(self.op, {}).get("config", {})
-        return config.get("plan_id") == plan_id and (self.config is not _for_good or config.get("dry_run") is False)
+        return config.get("plan_id") == plan_id and (
+            self.config not in _DRY_BY_DEFAULT or config.get("dry_run") is False
+        )
 
 
 def _capped(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
@@ -69,6 +87,11 @@ def _only(action: str) -> Callable[[Cluster, Plan, KindAutomation], Config]:
     return config
 
 
+def _whole(where: Cluster, plan: Plan, kind: KindAutomation) -> Config:
+    return {"plan_id": plan.plan_id, "digest": plan.digest, "dry_run": False}
+
+
+_DRY_BY_DEFAULT = (_for_good, _whole)
 LAUNCHES = {
     "orphans": Launch("apply_plan", "send_intents", _capped),
     "retention": Launch("apply_retention", "trim_expired", _for_good),
@@ -77,6 +100,6 @@ LAUNCHES = {
     "objects": Launch("sweep_objects", "sweep", _for_good),
     "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
     "consumed_records": Launch("delete_records", "delete_before", _for_good),
+    "bookies": Launch("collect_bookies", "collect", _whole, beside=LEASE),
 }
 """By the kind's key in ``[automation]``."""
-COLLECT = "collect_bookies"

@@ -12,7 +12,7 @@ import dagster as dg
 from assets.pages.switch import by_a_person, end_with_nothing_done, switched_off
 from orchestration.automatic.at_work import BY_ITSELF
 from orchestration.automatic.launches import LAUNCHES
-from pulsar_lifecycle.inspect.automation import BOOKIES, KINDS, bookies_decision, decision_of, settings_of
+from pulsar_lifecycle.inspect.automation import KINDS, decision_of, settings_of
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
@@ -26,20 +26,12 @@ def may_begin(context: dg.OpExecutionContext, where: Cluster, plan_id: str = "")
     if not name or by_a_person(context.run):
         return True
     why = switched_off(context.instance, context.run)
-    if not why and name == BOOKIES:
-        why = bookies_wait(where)
-    elif not why:
+    if not why:
         why = _waits(where, name, plan_id, context.run.run_config)
     if why:
         end_with_nothing_done(context, why)
         context.add_output_metadata({"nothing was done": why})
     return not why
-
-
-def bookies_wait(where: Cluster) -> str | None:
-    """Why bookies do not collect by themselves now; None if they may."""
-    decision = bookies_decision(where)
-    return None if decision.goes else decision.text
 
 
 def _waits(where: Cluster, name: str, plan_id: str, launched: Mapping[str, Any]) -> str | None:

@@ -6,17 +6,19 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from assets.lifecycle.bookies import judged_shown
 from assets.names import key
 from assets.pages import lineage, show
 from assets.pages.failures import refusals_fail
 from orchestration.automatic.may_begin import may_begin
-from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk
-from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, remedies
+from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection
 from pulsar_lifecycle.lifecycle.bookies.collection_run import Collected, collect_bookies, plan_now
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.values.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
-REPORTS = ("storage_report", "open_ledgers", "subscription_backlog", "bookie_disk")
+REPORTS = ("storage_report", "open_ledgers", "subscription_backlog", "bookie_disk", "collection_plan")
 
 
 def report_storage_job(cluster: str) -> UnresolvedAssetJobDefinition:
@@ -25,16 +27,27 @@ def report_storage_job(cluster: str) -> UnresolvedAssetJobDefinition:
         "report_storage",
         selection=[key(cluster, name) for name in REPORTS],
         description="Where the disk goes, by the newest scan: bytes by namespace, topic and reason, ledgers that were "
-        "never closed, subscriptions' backlogs, and what each bookie holds and waits for. Loads no topic; changes "
-        "nothing.",
+        "never closed, subscriptions' backlogs, what each bookie holds and waits for, and which are to collect. Loads "
+        "no topic; changes nothing.",
         executor_def=dg.in_process_executor,
     )
 
 
 class CollectConfig(dg.Config):
-    """Without ``dry_run = false``, it only says which bookies would collect, and what keeps the others from it."""
+    """Which plan, whose bookies collect that could free much still; none: all bookies that could, now.
 
+    Without ``dry_run = false``, it only says which would collect, and what keeps the others from it.
+    """
+
+    plan_id: str = ""
+    digest: str = ""
     dry_run: bool = True
+
+    def order(self) -> Order | None:
+        """The library's form of it. Raises UsageError for a digest of no plan."""
+        if self.digest and not self.plan_id:
+            raise UsageError("digest: name its plan_id, too")
+        return Order(self.plan_id, self.digest) if self.plan_id else None
 
 
 @dg.op(
@@ -45,17 +58,18 @@ class CollectConfig(dg.Config):
 @refusals_fail()
 def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle: LifecycleResource) -> None:
     """Fails where a bookie did not end its collection; what ran there goes on by itself."""
-    where = lifecycle.cluster()
+    where, order = lifecycle.cluster(), config.order()
     if config.dry_run:
-        plan, disks = plan_now(where)
-        context.add_output_metadata({"dry run": True, **plan_shown(plan, disks)})
+        plan, disks = plan_now(where, order=order)
         going = [row for row in plan if row.choice is CollectionChoice.COLLECT]
+        size = sum(row.bytes or 0 for row in going)
+        context.add_output_metadata({"dry run": True, "could free, about": size, **judged_shown(plan, disks)})
         context.log.info(f"dry run: {len(going)} bookies would collect; set dry_run to false")
         return
-    if not may_begin(context, where):
+    if not may_begin(context, where, config.plan_id):
         return
-    with lineage.noted(context, where):
-        plan, done = collect_bookies(where, context.run_id, context.log.info)
+    with lineage.noted(context, where, config.plan_id):
+        plan, done = collect_bookies(where, context.run_id, context.log.info, order=order)
     unknown = [row.bookie for row in plan if row.choice is CollectionChoice.UNKNOWN_DISK]
     if unknown and not done:
         raise dg.Failure(
@@ -72,16 +86,6 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
     context.add_output_metadata(done_shown(plan, done))
 
 
-def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -> dict[str, Any]:
-    """The plan's page: which bookies, in their order, why not the others, and settings that keep disks full."""
-    found = [(one.bookie, text) for one in disks for text in remedies(one)]
-    return {
-        "could free, about": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
-        "plan": _planned(plan),
-        "settings": dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found)),
-    }
-
-
 def done_shown(plan: Sequence[PlannedCollection], done: Sequence[Collected]) -> dict[str, Any]:
     """What became of each bookie, why others were left alone, and the bytes that are free beyond those before."""
     cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.why.text) for one in done]
@@ -89,23 +93,8 @@ def done_shown(plan: Sequence[PlannedCollection], done: Sequence[Collected]) -> 
         "dry run": False,
         "freed": sum(one.freed for one in done),
         "bookies": dg.MetadataValue.md(show.markdown(["bookie", "rack", "outcome", "freed", "why"], cells)),
-        "plan": _planned(plan),
+        **judged_shown(plan),
     }
-
-
-def _planned(plan: Sequence[PlannedCollection]) -> dg.MetadataValue:
-    rows = [
-        {
-            "bookie": row.bookie,
-            "rack": row.rack,
-            "plan": row.choice.value,
-            "verdict": row.verdict.value,
-            "could free": "" if row.bytes is None else show.size(row.bytes),
-        }
-        for row in plan
-    ]
-    columns: dict[str, str] = dict.fromkeys(rows[0] if rows else (), "string")
-    return show.table(rows, columns)
 
 
 @dg.job(

@@ -16,20 +16,12 @@ from pulsar_lifecycle.cli.options import AsJson, cluster_of
 
 
 def automation(context: typer.Context, as_json: AsJson = False) -> None:
-    """What becomes of the newest plan of each kind by itself, and of bookies, and why, as `[automation]` has it."""
-    from pulsar_lifecycle.inspect.automation import (
-        BOOKIES,
-        KINDS,
-        bookies_decision,
-        settings_of,
-        told,
-        unless_stopped,
-    )
+    """What becomes of the newest plan of each kind by itself, and why, as `[automation]` has it."""
+    from pulsar_lifecycle.inspect.automation import KINDS, settings_of, told, unless_stopped
 
     where = cluster_of(context)
     modes = {kind.name: settings_of(where, kind).mode for kind in KINDS}
-    modes |= {BOOKIES: where.settings.automation.bookies.mode}
-    decisions = unless_stopped(where, [*(told(where, kind) for kind in KINDS), bookies_decision(where)])
+    decisions = unless_stopped(where, [told(where, kind) for kind in KINDS])
     found = [(name, mode, one) for (name, mode), one in zip(modes.items(), decisions, strict=True)]
     if as_json:
         show.json_document(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.lifecycle.bookies.collection import CollectionEnd, StopReason
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, CollectionEnd, StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
@@ -29,6 +29,7 @@ from pulsar_lifecycle.words import WordKind
 
 CODES: tuple[type[StrEnum], ...] = (
     Code,
+    CollectionChoice,
     CollectionEnd,
     Finding,
     InactiveKept,

@@ -20,8 +20,10 @@ from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal.intents import IntentState
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.lifecycle.activity import inactive_planning
+from pulsar_lifecycle.lifecycle.bookies import collection_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.scan.evidence import refuse_old_evidence
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
@@ -349,6 +351,37 @@ class ObjectPlans(Deletes):
         return *begin, show.size(row["bytes"]), show.moment(row["modified"]), row["code"]
 
 
+class CollectionPlans(Deletes):
+    """Plans of bookies to have collect. They delete no ledger: no switch of deletion and no cap holds them up."""
+
+    what = "bookie"
+    job = "collect_bookies"
+    needs_two_scans = False
+    columns = ("bookie", "rack", "verdict", "frees, about")
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``collect_bookies``."""
+        return collection_planning.run_config(summary)
+
+    def check(self, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> None:
+        """The plan's own scan."""
+        valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
+        plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
+
+    def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
+        """How many of how many bookies, and what they could free."""
+        several = f"{summary.ledgers} of {show.counted(summary.cluster_ledgers, self.what)}"
+        return [("collect", several), ("frees", f"about {show.size(summary.physical_bytes)}")]
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By rack, and by verdict."""
+        return by_columns(rows, ("rack", "verdict"), "bytes")
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Bookie, rack, verdict, bytes."""
+        return row["bookie"], row["rack"], row["verdict"], show.size(row["bytes"])
+
+
 def _component(row: dict[str, Any]) -> str:
     return "cursor" if row["component"] == "managed-ledger" and row["cursor"] else row["component"]
 
@@ -365,5 +398,6 @@ PAGES: Mapping[PlanKind, PlanPage] = {
     PlanKind.DELAYED_INDEX: RepairPlans(),
     PlanKind.OFFLOAD: OffloadPlans(),
     PlanKind.OBJECTS: ObjectPlans(),
+    PlanKind.COLLECTION: CollectionPlans(),
 }
 """How a plan of each kind is shown."""

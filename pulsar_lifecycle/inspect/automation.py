@@ -80,7 +80,12 @@ class AutomatedKind:
     @property
     def deletes(self) -> bool:
         """Whether it does nothing while two-phase deletion is switched off."""
-        return self.action is not OffloadChoice.OFFLOAD
+        return self.action is not OffloadChoice.OFFLOAD and self.kind is not PlanKind.COLLECTION
+
+    @property
+    def under_apply_caps(self) -> bool:
+        """Whether its job applies plans under the caps of ``[apply]``."""
+        return self.kind not in (PlanKind.OFFLOAD, PlanKind.COLLECTION)
 
     def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """What of a plan's rows may go by itself."""
@@ -104,17 +109,17 @@ KINDS = (
     AutomatedKind(
         "consumed_records", PlanKind.CONSUMED_RECORDS, "physical_bytes", capped=delete_records_plan.as_capped
     ),
+    AutomatedKind("bookies", PlanKind.COLLECTION),
 )  # fmt: skip
-"""Every kind that may go by itself and whose plans the lake keeps; bookies have none."""
-WINDOW_SHUT = "its window is not open"
-BOOKIES = "bookies"
-"""The key in ``[automation]`` of what has no plans: bookies that collect."""
+"""Every kind that may go by itself."""
 
 
 def settings_of(where: Cluster, kind: AutomatedKind) -> KindAutomation:
     """What ``[automation]`` says of a kind, under the caps of ``[apply]`` where its job applies plans under these."""
     said: KindAutomation = getattr(where.settings.automation, kind.name)
-    return said if kind.action else said.model_copy(update=asdict(automation_caps(where.settings, said)))
+    if not kind.under_apply_caps:
+        return said
+    return said.model_copy(update=asdict(automation_caps(where.settings, said)))
 
 
 def decision_of(where: Cluster, kind: AutomatedKind, plan_id: str = "") -> tuple[PlanDecision, Plan | None]:
@@ -180,20 +185,6 @@ def told(where: Cluster, kind: AutomatedKind) -> PlanDecision:
         return decision_of(where, kind)[0]
     except LifecycleError as error:
         return PlanDecision(AutomationCode.UNREAD, str(error))
-
-
-def bookies_decision(where: Cluster) -> PlanDecision:
-    """Whether bookies may collect by themselves now; whether they have in this window, Dagster's runs tell."""
-    kind = where.settings.automation.bookies
-    if kind.mode is Automation.OFF:
-        return PlanDecision(AutomationCode.OFF, "automation.bookies is off")
-    if kind.mode is not Automation.APPLY or kind.window is None:
-        return PlanDecision(AutomationCode.PLAN_ONLY, f"automation.bookies is {kind.mode.value}")
-    if kind.window.opened_at(where.clock.now_ms()) is None:
-        return PlanDecision(AutomationCode.WINDOW_SHUT, WINDOW_SHUT)
-    if why := no_scan(where):
-        return PlanDecision(AutomationCode.NO_SCAN, why)
-    return PlanDecision(AutomationCode.GOES, "once in each window")
 
 
 def unless_stopped(where: Cluster, decisions: Sequence[PlanDecision]) -> list[PlanDecision]:
@@ -307,7 +298,7 @@ def _sized(where: Cluster, kind: AutomatedKind, plan: Plan, names: Sequence[str]
 def _largest_topic(where: Cluster, kind: AutomatedKind, plan: Plan, settings: KindAutomation, ledgers: int) -> int:
     """Ledgers of the topic that has most of them; 0, and no rows are read, where that decides nothing."""
     caps_decide = settings.mode in (Automation.APPROVE, Automation.APPLY) and ledgers <= settings.max_ledgers
-    if not caps_decide or ledgers <= settings.max_ledgers_per_topic:
+    if not caps_decide or ledgers <= settings.max_ledgers_per_topic or "topic" not in kind.kind.schema.names:
         return 0
     topics = kind.rows(stored_plan(where.lake, plan.plan_id)[1], settings.namespaces).column("topic")
     return pc.max(pc.struct_field(pc.value_counts(topics), "counts")).as_py() or 0

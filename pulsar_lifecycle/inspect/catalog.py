@@ -23,6 +23,7 @@ from pulsar_lifecycle.lifecycle.held.open_ledgers import OPEN_LEDGERS
 from pulsar_lifecycle.lifecycle.reasons import LEDGER_REASONS
 from pulsar_lifecycle.lifecycle.storage import STORAGE_REPORT
 from pulsar_lifecycle.values import tables
+from pulsar_lifecycle.values.plans.collection_plan import COLLECTIONS
 from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.values.plans.inactive_plan import INACTIVE_CURSORS, INACTIVE_TOPICS
 from pulsar_lifecycle.values.plans.load_plan import TOPICS_TO_LOAD
@@ -73,6 +74,7 @@ OF_AN_ASSET: Mapping[str, pa.Schema] = {
     "offload_plan": CANDIDATES,
     "object_inventory": tables.OBJECTS,
     "orphan_objects": tables.OBJECTS,
+    "collection_plan": COLLECTIONS,
     "inactive_topics_plan": INACTIVE_TOPICS,
     "inactive_cursors_plan": INACTIVE_CURSORS,
     "delayed_index_plan": REPAIRS,
@@ -229,6 +231,7 @@ WORDS: Mapping[str, str] = {
     "protection": "what protects the topic, as a code",
     "published": "messages since the topic's load; null: no broker lists it",
     "read_evidence": "by what the last read is known",
+    "rack": "the rack by which brokers place its copies",
     "reason": "why, as a sentence or a reason's name",
     "referrer": "z-node or broker whose word the reference is",
     "region": "region of the bucket",

@@ -15,6 +15,7 @@ from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.values.plans import (
+    collection_plan,
     delayed_index_plan,
     delete_records_plan,
     deletion_plan,
@@ -68,6 +69,11 @@ KEPT: Mapping[PlanKind, KeptKind] = {
     ),
     PlanKind.OBJECTS: KeptKind(
         lambda lake, since: lake.object_plans(since), lambda lake, i: lake.object_plan(i), bucket_rules.digest
+    ),
+    PlanKind.COLLECTION: KeptKind(
+        lambda lake, since: lake.collection_plans(since),
+        lambda lake, i: lake.collection_plan(i),
+        collection_plan.digest,
     ),
 }
 

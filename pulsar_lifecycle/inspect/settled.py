@@ -20,9 +20,10 @@ from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
 from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states, rows_of_outcome
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.journal_rows import details_of
+from pulsar_lifecycle.runs.journal_rows import BookieTold, details_of
 from pulsar_lifecycle.scan.read import began_at
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import FINAL, Action, Outcome, Phase
@@ -138,6 +139,7 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
     - Repairs: subscriptions that were repaired.
     - Offload: ledgers that were offloaded, or whose copy in BookKeeper is listed as deleted.
     - Objects: copies and uploads that are gone or were kept.
+    - Collection: bookies that collected, or had little to free by then.
     - Any other: ledgers that a deletion run deleted, found gone, kept or refused.
     """
     match kind_of(plan_id):
@@ -167,6 +169,10 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
                 _both(rows.filter(pc.field("action") == choice), journalled.filter(_WAS[choice]), "ledger_id")
                 for choice in _WAS
             )
+        case PlanKind.COLLECTION:
+            done = journalled.filter((pc.field("outcome") == Outcome.COLLECTED) | _NEEDS_NONE)
+            told = (details_of(BookieTold, detail) for detail in done["detail"].to_pylist())
+            return len({one.bookie for one in told if one}.intersection(rows["bookie"].to_pylist()))
         case PlanKind.OBJECTS:
             return _settled_objects(rows, journalled)
         case _:
@@ -174,6 +180,7 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
 
 
 _GONE = pc.field("outcome").isin([Outcome.DONE, Outcome.NOTHING])
+_NEEDS_NONE = (pc.field("outcome") == Outcome.LEFT) & (pc.field("code") == CollectionChoice.LITTLE_TO_FREE)
 _ENDED = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
 _WAS = {
     OffloadChoice.OFFLOAD: (pc.field("action") == Action.OFFLOAD) & (pc.field("outcome") == Outcome.OFFLOADED),

@@ -206,6 +206,18 @@ class Lake(Protocol):
         """Every plan of :meth:`store_object_plan` that can be read, oldest first."""
         ...
 
+    def store_collection_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of bookies to have collect and return its location."""
+        ...
+
+    def collection_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_collection_plan` with its rows. Raises NotFound."""
+        ...
+
+    def collection_plans(self, since: int = 0) -> list[PlanSummary]:
+        """Every plan of bookies to have collect that can be read, oldest first."""
+        ...
+
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
         ...

@@ -155,8 +155,8 @@ class Outcome(StrEnum):
     the topic still. Phase ``bookkeeper-copy-deletion``: its topic is about to list its copy in BookKeeper as
     deleted."""
     LEFT = "left"
-    """Phase ``mark``: it stayed in its topic's metadata. Offload, action ``load-topic``: this run did nothing about it,
-    the reason says why."""
+    """Phase ``mark``: it stayed in its topic's metadata. Offload, actions ``load-topic`` and ``collect-bookie``: this
+    run did nothing about it, the reason says why."""
     REMOVED = "removed"
     """Phase ``mark``: its topic lists it no more. Our compare-and-set took it off, or its broker deleted the topic, and
     of its ledgers those that it could (code ``topic_deleted``)."""

@@ -255,6 +255,18 @@ class FileLake(LakeFiles):
         """Every plan of what is to leave the buckets that can be read, oldest first."""
         return self._readable(PlanKind.OBJECTS, PlanSummary.from_json, since)
 
+    def store_collection_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of bookies to have collect and return its location."""
+        return self._store_plan(PlanKind.COLLECTION, summary, rows)
+
+    def collection_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_collection_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(PlanKind.COLLECTION, plan_id, PlanSummary.from_json)
+
+    def collection_plans(self, since: int = 0) -> list[PlanSummary]:
+        """Every plan of bookies to have collect that can be read, oldest first."""
+        return self._readable(PlanKind.COLLECTION, PlanSummary.from_json, since)
+
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is past its retention and return its location."""
         return self._store_plan(PlanKind.RETENTION, summary, rows)

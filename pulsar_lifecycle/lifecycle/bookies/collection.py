@@ -41,6 +41,8 @@ class CollectionChoice(StrEnum):
     """It did not say what its disks hold: column `verdict` says why. Nothing is guessed."""
     AT_IT = "at_it"
     """It collects or compacts already."""
+    NOT_PLANNED = "not_planned"
+    """It could free much, but the plan that the run applies has it not."""
 
 
 @dataclass(frozen=True, slots=True)

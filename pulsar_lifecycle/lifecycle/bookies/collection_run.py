@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, RefusedBy
-from pulsar_lifecycle.formats import bookie_racks
 from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
 from pulsar_lifecycle.formats.bookie_status import BookieStatus
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, to_compact
@@ -32,10 +31,12 @@ from pulsar_lifecycle.lifecycle.bookies.collection import (
     standing_on,
     waves,
 )
+from pulsar_lifecycle.lifecycle.bookies.collection_planning import of_the_plan, planned_bookies, read_racks
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
-from pulsar_lifecycle.ports import BookieAdmin, Clock, Journal, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BookieAdmin, Clock, Journal, MetadataStore
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
@@ -63,38 +64,48 @@ class Collected:
     freed: int = 0
 
 
-def plan_now(cluster: Cluster, only: Collection[str] | None = None) -> tuple[list[PlannedCollection], list[BookieDisk]]:
+def plan_now(
+    cluster: Cluster, only: Collection[str] | None = None, order: Order | None = None
+) -> tuple[list[PlannedCollection], list[BookieDisk]]:
     """What :func:`collect_bookies` would do now, and what the bookies said. Writes nothing to the cluster.
 
-    ``only``: these bookies, however little they could free; none of the others.
+    ``only``: these bookies, however little they could free; none of the others. ``order``: a plan; of its bookies those
+    that could free much still.
 
-    Raises Refused where there is no covered scan that is young enough, or the metadata store went back in time.
+    Raises Refused where there is no covered scan that is young enough, the metadata store went back in time, or the
+    plan may not be applied; NotFound.
     """
-    settings = cluster.settings
+    plan, disks, _ = _judged_now(cluster, only, order)
+    return plan, disks
+
+
+def _judged_now(
+    cluster: Cluster, only: Collection[str] | None, order: Order | None
+) -> tuple[list[PlannedCollection], list[BookieDisk], list[str]]:
+    """:func:`plan_now`, and the bookies that the plan of an order has."""
+    least = cluster.settings.collection.min_bytes
     with cluster.ports(read_only=True) as ports:
-        epoch = evidence.usable_epoch(cluster, evidence.check_store(cluster, ports.store), ports.clock.now_ms())
+        fingerprint = evidence.check_store(cluster, ports.store)
+        epoch = evidence.usable_epoch(cluster, fingerprint, ports.clock.now_ms())
         racks = read_racks(ports.store)
+    ordered = planned_bookies(cluster, order, fingerprint) if order else []
     disks, _ = build_bookie_disk(cluster, epoch.epoch_id)
     if only is not None:
         disks = [one for one in disks if one.bookie in only]
-    return plan_collection(disks, racks, settings.collection.min_bytes if only is None else 0), disks
-
-
-def read_racks(store: MetadataStore) -> dict[str, str]:
-    """Bookie id -> rack, as brokers place by. Raises Refused if that cannot be read, CorruptFormat."""
-    node = store.read([bookie_racks.BOOKIES])[0]
-    if isinstance(node, Unread):
-        text = f"{bookie_racks.BOOKIES}: {node.reason}: the bookies' racks are not known"
-        raise RefusedBy(RefusalCode.RACKS_UNKNOWN, text)
-    return bookie_racks.decode(node.data) if isinstance(node, Node) else {}
+    plan = plan_collection(disks, racks, least if only is None else 0)
+    return (of_the_plan(plan, ordered, racks) if order else plan), disks, ordered
 
 
 def collect_bookies(
-    cluster: Cluster, run_id: str, say: Callable[[str], None], only: Collection[str] | None = None
+    cluster: Cluster,
+    run_id: str,
+    say: Callable[[str], None],
+    only: Collection[str] | None = None,
+    order: Order | None = None,
 ) -> tuple[list[PlannedCollection], list[Collected]]:
     """Make the bookies of :func:`plan_now` collect: the plan, and what became of every bookie to collect, in its order.
 
-    Raises Refused, Paused before anything is told. Repeated, it tells those that have much to free still.
+    Raises Refused, Paused, NotFound before anything is told. Repeated, it tells those that have much to free still.
     """
     settings = cluster.settings
     with cluster.ports() as ports:
@@ -108,10 +119,11 @@ def collect_bookies(
         with control.held_lease(
             settings, ports.store, ports.clock, f"collection run {run_id}", control.COLLECTION_LEASE
         ) as lease:
-            plan, _ = plan_now(cluster, only)
+            plan, _, ordered = _judged_now(cluster, only, order)
             run = CollectionRun(
                 run_id, settings.cluster, settings.collection, plan, lease.guard,
                 ports.store, ports.bookies, ports.journal, ports.clock, say,
+                order.plan_id if order else "", ordered,
             )  # fmt: skip
             return plan, run.all()
 
@@ -142,7 +154,10 @@ class _Watched:
 
 @dataclass
 class CollectionRun:
-    """One run. ``guard``: its lease; whoever has that by now tells the bookies."""
+    """One run. ``guard``: its lease; whoever has that by now tells the bookies.
+
+    ``plan_id``: the stored plan that it applies, if it does; ``ordered``: the bookies that this has.
+    """
 
     run_id: str
     cluster: str
@@ -154,6 +169,8 @@ class CollectionRun:
     journal: Journal
     clock: Clock
     say: Callable[[str], None]
+    plan_id: str = ""
+    ordered: Collection[str] = ()
     _done: list[Collected] = field(default_factory=list[Collected])
     _registered: Mapping[str, bool] = field(default_factory=dict[str, bool])
     _beside: dict[str, _Watched] = field(default_factory=dict[str, "_Watched"])
@@ -165,6 +182,8 @@ class CollectionRun:
         for row in self.plan:
             if row.choice is CollectionChoice.AT_IT:
                 self._watch_beside(row.bookie)
+            if row.bookie in self.ordered and row.choice is not CollectionChoice.COLLECT:
+                self._note(row.bookie, Outcome.LEFT, Why(row.choice, f"{row.choice.value}, {row.verdict.value}"))
         why = None
         for wave in waves(self.plan, self.settings.at_once):
             why = why or self._may_not_start(self._rack(wave[0]))
@@ -390,7 +409,7 @@ class CollectionRun:
         freed = _freed(outcome, one)
         about = Subject(-1, "Bookie", "", freed, details=(detail,))
         step = Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
-        writer = Writer(self.run_id, self.cluster)
+        writer = Writer(self.run_id, self.cluster, self.plan_id)
         self.journal.record([writer.row(step, about, outcome, why.put(f"{bookie}: {why}"), self.clock.now_ms())])
 
 

@@ -50,11 +50,11 @@ TOKEN_BYTES = 4
 _ID = re.compile(r"[a-z][a-z-]*-(?P<epoch>\d.*)-[0-9a-f]+")
 
 
-def digest(rows: pa.Table, facts: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) over ``facts`` and the rows, canonical and sorted by ``ledger_id``."""
+def digest(rows: pa.Table, facts: Mapping[str, Any], by: str = "ledger_id") -> str:
+    """SHA-256 (hex) over ``facts`` and the rows, canonical and sorted by the column ``by``."""
     hashed = hashlib.sha256()
     hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
-    for batch in by_id(rows).to_batches(max_chunksize=AT_ONCE):
+    for batch in by_id(rows, by).to_batches(max_chunksize=AT_ONCE):
         hashed.update(canonical(batch))
     return hashed.hexdigest()
 
@@ -88,10 +88,10 @@ def _as_json(column: Any) -> Any:
 _write = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 
 
-def by_id(rows: pa.Table) -> pa.Table:
-    """The rows sorted by ``ledger_id``."""
-    ids = rows.column("ledger_id").to_numpy()
-    return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by("ledger_id")
+def by_id(rows: pa.Table, by: str = "ledger_id") -> pa.Table:
+    """The rows sorted by the column that tells them apart."""
+    ids = rows.column(by).to_numpy()
+    return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by(by)
 
 
 def old_version(plan_id: str) -> RefusedBy:

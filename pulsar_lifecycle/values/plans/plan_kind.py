@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from pulsar_lifecycle.values.plans.collection_plan import COLLECTIONS
 from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.values.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.values.plans.deletion_plan import PLAN
@@ -46,6 +47,8 @@ class PlanKind(StrEnum):
     """Ledgers to offload, and copies in BookKeeper to delete."""
     OBJECTS = "objects"
     """Objects and uploads that nothing needs in the buckets."""
+    COLLECTION = "collection"
+    """Bookies to have collect."""
 
     @property
     def folder(self) -> str:
@@ -69,6 +72,7 @@ _COUNTED: Mapping[PlanKind, str] = {
     PlanKind.INACTIVE_SUBSCRIPTIONS: "subscriptions",
     PlanKind.DELAYED_INDEX: "subscriptions",
     PlanKind.OBJECTS: "objects",
+    PlanKind.COLLECTION: "bookies",
 }
 _FOLDERS: Mapping[PlanKind, str] = {
     PlanKind.ORPHANS: "plans",
@@ -82,6 +86,7 @@ _FOLDERS: Mapping[PlanKind, str] = {
     PlanKind.DELAYED_INDEX: "repair-plans",
     PlanKind.OFFLOAD: "offload-plans",
     PlanKind.OBJECTS: "object-plans",
+    PlanKind.COLLECTION: "collection-plans",
 }
 _SCHEMAS: Mapping[PlanKind, pa.Schema] = {
     PlanKind.ORPHANS: PLAN,
@@ -95,6 +100,7 @@ _SCHEMAS: Mapping[PlanKind, pa.Schema] = {
     PlanKind.DELAYED_INDEX: REPAIRS,
     PlanKind.OFFLOAD: CANDIDATES,
     PlanKind.OBJECTS: OBJECTS,
+    PlanKind.COLLECTION: COLLECTIONS,
 }
 
 

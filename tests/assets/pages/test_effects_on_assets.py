@@ -52,7 +52,11 @@ CASES = [
     ),
     *(("load", PlanKind.LOAD, Action.LOAD_TOPIC, one, Outcome.DONE, {TRIMMED, "load_plan"}) for one in LOADS),
     *(("records", PlanKind.DELETE_RECORDS, Action.DELETE_RECORDS, one, Outcome.DONE, {TRIMMED}) for one in RECORDS),
-    ("collect", None, Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE, Outcome.DONE, {"bookie_disk"}),
+    ("collect by hand", None, Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE, Outcome.COLLECTED, {"bookie_disk"}),
+    (
+        "collect", PlanKind.COLLECTION, Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE, Outcome.COLLECTED,
+        {"bookie_disk", "collection_plan"},
+    ),
     ("suspend", None, Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION, Outcome.DONE, {"bookie_disk"}),
     ("resume", None, Action.RESUME_COMPACTION, Phase.RESUME_COMPACTION, Outcome.DONE, {"bookie_disk"}),
     (

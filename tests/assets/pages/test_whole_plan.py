@@ -45,6 +45,7 @@ STORE: Mapping[PlanKind, Callable[[FileLake, Any, pa.Table], str]] = {
     PlanKind.DELAYED_INDEX: FileLake.store_repair_plan,
     PlanKind.OFFLOAD: FileLake.store_offload_plan,
     PlanKind.OBJECTS: FileLake.store_object_plan,
+    PlanKind.COLLECTION: FileLake.store_collection_plan,
 }
 
 

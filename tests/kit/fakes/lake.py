@@ -62,6 +62,7 @@ class FakeLake:
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
         self.delete_records_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.object_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.collection_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.inactive_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
@@ -265,6 +266,16 @@ class FakeLake:
 
     def object_plans(self, since: int = 0) -> list[PlanSummary]:
         return _oldest_first(self.object_plans_kept, since)
+
+    def store_collection_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.collection_plans_kept[summary.plan_id] = summary, rows
+        return summary.plan_id
+
+    def collection_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.collection_plans_kept, plan_id)
+
+    def collection_plans(self, since: int = 0) -> list[PlanSummary]:
+        return _oldest_first(self.collection_plans_kept, since)
 
     def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.load_plans_kept[summary.plan_id] = summary, rows

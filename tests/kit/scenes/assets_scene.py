@@ -34,7 +34,7 @@ NIGHTLY = (
 )
 """What schedules make once a night, of the newest scan."""
 CLUSTER = "test"
-STANDS_IN = frozenset({"offload_candidates", "offload_plan", "bookie_disk", *NIGHTLY})
+STANDS_IN = frozenset({"offload_candidates", "offload_plan", "bookie_disk", "collection_plan", *NIGHTLY})
 """What has a stand-in, besides the findings."""
 
 

@@ -14,15 +14,14 @@ from assets.deletion import queue_age
 from assets.names import CLUSTER, PLAN
 from assets.pages.growth import GROWTH, growth_shown
 from orchestration.automatic.alerts import cause_of, failure_document
-from orchestration.automatic.at_work import BY_ITSELF, DEAD_AFTER_SECONDS
+from orchestration.automatic.at_work import DEAD_AFTER_SECONDS
 from orchestration.automatic.automation import TRIES, follows_scan
 from orchestration.automatic.launches import LAUNCHES
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, Window
+from pulsar_lifecycle.automation_settings import AutomationSettings
 from pulsar_lifecycle.deletion_queue.queue_state import PartitionState, QueueState, Waits
 from pulsar_lifecycle.errors import Refused, StoreError
 from pulsar_lifecycle.inspect.automation import (
-    BOOKIES,
     KINDS,
     AutomatedKind,
     Growth,
@@ -319,48 +318,6 @@ def test_a_plan_that_cannot_be_read_holds_up_no_other_kind(
     with dg.DagsterInstance.ephemeral() as instance:
         (request,) = rung(instance).run_requests
         assert request.job_name == "apply_retention"
-
-
-def collecting(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bookies collect by themselves in a week of each year."""
-    yearly = Window(cron="0 0 1 1 *", duration=7 * 86_400)
-    bookies = CollectionAutomation(mode=Automation.APPLY, window=yearly)
-    settings = scene.settings.model_copy(update={"automation": AutomationSettings(bookies=bookies)})
-    where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
-    monkeypatch.setattr(LifecycleResource, "without_spark", lambda self: where)
-
-
-def test_bookies_collect_once_in_a_window_when_nothing_is_deleted(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A collection is refused while a run deletes: launched all the same, it would fail until its tries are spent."""
-    collecting(scene, monkeypatch)
-    with dg.DagsterInstance.ephemeral() as instance:
-        assert "bookies: its window is not open" in rung(instance).skip_message
-        monkeypatch.setattr(Window, "opened_at", lambda self, now: 5)
-        assert "bookies: there is no scan" in rung(instance).skip_message
-        scene.scan()
-        store = scene.servers.open_store()
-        lease = control.take_lease(store, "deletion run r", scene.servers.clock, 0)
-        assert "bookies: once the run that deletes" in rung(instance).skip_message
-        control.release_lease(store, lease)
-        (request,) = rung(instance).run_requests
-        assert (request.job_name, request.run_key, request.tags[BY_ITSELF]) == ("collect_bookies", "bookies-5", BOOKIES)
-        run = ended(instance, request, dg.DagsterRunStatus.CANCELED)
-        assert f"bookies: its run {run.run_id} is canceled" in rung(instance).skip_message
-
-
-@pytest.mark.parametrize("before", [None, 5])
-def test_a_collection_is_of_a_window_that_opens_or_shuts_while_the_sensor_looks(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, before: int | None
-) -> None:
-    """Launched as of no window, it would be launched in that window once more."""
-    collecting(scene, monkeypatch)
-    scene.scan()
-    answers = iter([before, 5 if before is None else None])
-    monkeypatch.setattr(Window, "opened_at", lambda self, now: next(answers))
-    with dg.DagsterInstance.ephemeral() as instance:
-        assert "bookies: its window is not open" in rung(instance).skip_message
 
 
 def test_a_run_whose_host_died_does_not_hold_up_automation(

@@ -28,7 +28,7 @@ def test_a_collection_says_why_bookies_were_left_alone(scene: RetentionScene, mo
     automated(scene, monkeypatch)
     left = PlannedCollection("bookie-1:3181", "/rack", CollectionChoice.UNKNOWN_DISK, None, DiskVerdict.UNANSWERED)
     collected = Collected("bookie-2:3181", "/rack", Outcome.COLLECTED, Why(Code.MAY_GO, "so"), 7)
-    monkeypatch.setattr("orchestration.lifecycle.bookies.collect_bookies", lambda *_: ([left], [collected]))
+    monkeypatch.setattr("orchestration.lifecycle.bookies.collect_bookies", lambda *_, **__: ([left], [collected]))
     done = collect_bookies_job.execute_in_process(
         run_config={"ops": {"collect": {"config": {"dry_run": False}}}},
         resources={"lifecycle": LifecycleResource()},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, CollectionAutomation, KindAutomation
+from pulsar_lifecycle.automation_settings import Automation, AutomationSettings, KindAutomation
 from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.inspect.automation import (
     CLOCKS_APART_MS,
@@ -110,25 +110,6 @@ def automation_said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     """What command ``automation`` answers."""
     assert run("automation", "--json") == 0
     return json.loads(capsys.readouterr().out)
-
-
-def test_bookies_are_told_of_though_they_have_no_plan(
-    scene: RetentionScene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    window = {"cron": "* * * * *", "duration": "1h"}
-    off, apply = {"mode": "off"}, {"mode": "apply", "window": window}
-
-    def said(bookies: dict[str, Any]) -> str:
-        automation = AutomationSettings(bookies=CollectionAutomation(**bookies))
-        settings = scene.settings.model_copy(update={"automation": automation})
-        where = Cluster(settings, connect=scene.cluster.connect, given=scene.cluster.given)
-        monkeypatch.setattr("pulsar_lifecycle.cli.automation.cluster_of", lambda context, where=where: where)
-        (code,) = [one["code"] for one in automation_said(capsys) if one["kind"] == "bookies"]
-        return code
-
-    assert [said(off), said({"mode": "plan"}), said(apply)] == ["off", "plan_only", "no_scan"]
-    scene.scan()
-    assert said(apply) == "goes"
 
 
 def test_an_approval_expires(scene: RetentionScene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from pulsar_lifecycle.values.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.values.findings import Context
 from pulsar_lifecycle.values.gaps import Gap
 from pulsar_lifecycle.values.known_words import KnownWord
+from pulsar_lifecycle.values.plans.collection_plan import COLLECTIONS
 from pulsar_lifecycle.values.plans.delayed_index_plan import REPAIRS
 from pulsar_lifecycle.values.plans.delete_records_plan import RECORDS
 from pulsar_lifecycle.values.plans.deletion_plan import PLAN
@@ -290,16 +291,19 @@ def test_every_kind_of_plan_reads_back_by_itself_oldest_first(lake: Lake) -> Non
         lake.store_load_plan(one, TOPICS_TO_LOAD.empty_table())
         lake.store_inactive_plan(one, INACTIVE_TOPICS.empty_table())
     lake.store_object_plan(new, OBJECTS.empty_table())
+    lake.store_collection_plan(new, COLLECTIONS.empty_table())
     lake.store_offload_plan(offload, CANDIDATES.empty_table())
     assert lake.plans() == lake.retention_plans() == lake.load_plans() == lake.inactive_plans() == [old, new]
     assert lake.offload_plans() == [offload]
     assert [lake.plan("p0")[0], lake.retention_plan("p0")[0], lake.object_plan("p1")[0]] == [old, old, new]
+    assert lake.collection_plan("p1")[0] == new
+    assert lake.collection_plan("p1")[1].schema == COLLECTIONS
     assert lake.offload_plan("p1")[0] == offload
     assert lake.retention_plan("p0")[1].schema == EXPIRED_LEDGERS
     assert lake.load_plan("p0")[0] == lake.inactive_plan("p0")[0] == old
     assert lake.load_plan("p0")[1].schema == TOPICS_TO_LOAD
     assert lake.broken_plans() == []
-    for absent in (lake.object_plan, lake.offload_plan):
+    for absent in (lake.object_plan, lake.collection_plan, lake.offload_plan):
         with pytest.raises(NotFound, match="no plan"):
             absent("p0")
 
@@ -312,10 +316,14 @@ def test_plans_that_were_stored_before_a_moment_are_left_out(lake: Lake) -> None
     lake.store_plan(plan, PLAN.empty_table())
     lake.store_retention_plan(plan, EXPIRED_LEDGERS.empty_table())
     lake.store_object_plan(plan, OBJECTS.empty_table())
+    lake.store_collection_plan(plan, COLLECTIONS.empty_table())
     lake.store_repair_plan(plan, REPAIRS.empty_table())
     lake.store_delete_records_plan(plan, RECORDS.empty_table())
     lake.store_offload_plan(offload, CANDIDATES.empty_table())
-    for plans in (lake.plans, lake.retention_plans, lake.object_plans, lake.repair_plans, lake.delete_records_plans):
+    for plans in (
+        lake.plans, lake.retention_plans, lake.object_plans, lake.collection_plans, lake.repair_plans,
+        lake.delete_records_plans,
+    ):  # fmt: skip
         assert plans(now - 60_000) == plans() == [plan]
         assert plans(now + 60_000) == []
     assert (lake.offload_plans(now - 60_000), lake.offload_plans(now + 60_000)) == ([offload], [])
