@@ -101,7 +101,10 @@ def settings_part() -> str:
 
 
 def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Key, default and meaning of each field of a section; fields of one model have their keys once, below KIND."""
+    """Key, default and meaning of each field of a section; fields of one model have their keys once, below KIND.
+
+    One whose model extends that has its own keys, too.
+    """
     said = {name: words for one in reversed(section.__mro__[:-2]) for name, words in documented(one).items()}
     parts = [type(field.default) for field in section.model_fields.values() if isinstance(field.default, BaseModel)]
     for name, field in section.model_fields.items():
@@ -109,11 +112,15 @@ def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]
             yield prefix + name, default_of(field), text(said.get(name))
             continue
         assert field.default == type(field.default)(), f"{name}: its own defaults would not be shown"
-        if parts.count(type(field.default)) == 1:
+        part = type(field.default)
+        if parts.count(part) == 1 and part.__base__ not in parts:
             yield prefix + name, "as below", text(said.get(name))
-            yield from keys(type(field.default), f"{prefix}{name}.")
-        else:
-            yield prefix + name, "as `KIND`", text(said.get(name))
+            yield from keys(part, f"{prefix}{name}.")
+            continue
+        yield prefix + name, "as `KIND`", text(said.get(name))
+        if part.__base__ in parts:
+            own = documented(part).items()
+            yield from ((f"{prefix}{name}.{key}", default_of(part.model_fields[key]), text(says)) for key, says in own)
     for part in {one: None for one in parts if parts.count(one) > 1}:
         yield from keys(part, f"{prefix}KIND.")
 

@@ -188,10 +188,7 @@ class KindAutomation(Section):
 
 
 class CollectionAutomation(KindAutomation):
-    """How far collections go by themselves: its ledgers are bookies, its bytes what they could free.
-
-    The caps of ``[apply]`` do not hold: what is freed was deleted under them before.
-    """
+    """How far collections go by themselves."""
 
     max_share: float = Field(default=1.0, gt=0, le=1)
     """Share of the cluster's bookies."""
@@ -258,7 +255,9 @@ class AutomationSettings(Section):
     consumed_records: KindAutomation = KindAutomation()
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: CollectionAutomation = CollectionAutomation()
-    """Having bookies collect: job ``collect_bookies``. Its plans follow scans in any mode, as ``bookie_disk`` does."""
+    """Having bookies collect: job ``collect_bookies``. Its ledgers are bookies, its bytes what they could free. The
+    caps of ``[apply]`` do not hold, as that was deleted under them. To apply by itself it needs a window; it takes no
+    ``namespaces``. Its plans follow scans in any mode, as ``bookie_disk`` does."""
     delete_pending: QueueAutomation = QueueAutomation()
     """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them: ``true`` or
     ``false``, or ``{ window = ... }``. A kind's own window is for sending them: what is sent is deleted soon after,

@@ -96,7 +96,9 @@ def test_the_page_of_settings_has_the_keys_of_all_kinds_once_and_each_kinds_own_
     page = generate.settings_part()
     assert page.count(".max_growth`") == page.count("| `automation.KIND.mode` |") == 1
     assert "| `automation.objects` | as `KIND` | Objects that nothing needs" in page
-    assert "| `automation.bookies` | as below | Having bookies collect" in page
+    assert "| `automation.bookies` | as `KIND` | Having bookies collect" in page
+    assert "| `automation.bookies.max_share` | `1.0` | Share of the cluster's bookies. |" in page
+    assert page.count("| `automation.bookies") == 2
 
 
 NO_CODES = {
@@ -104,7 +106,6 @@ NO_CODES = {
     "AutomationCode",
     "BacklogEnds",
     "BucketProblem",
-    "CollectionChoice",
     "CursorHold",
     "DiskVerdict",
     "ExplainCode",

@@ -19,9 +19,11 @@ from pulsar_lifecycle.io.bookkeeper.bookie_admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, remedies
+from pulsar_lifecycle.lifecycle.bookies.collection_planning import make_collection_plan
 from pulsar_lifecycle.lifecycle.bookies.collection_run import collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.bookies.disk_run import build_bookie_disk
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
 from pulsar_lifecycle.values.outcomes import Action, Outcome
 from pulsar_lifecycle.values.refusals import RefusalCode
@@ -118,10 +120,15 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
             with refused_by(RefusalCode.LEASE_HELD):
                 collect_bookies(pipeline.where, "run", print)
         wait_for("the lease", lambda: not control.is_held(store, control.LEASE))
-        _, (done,) = collect_bookies(pipeline.where, "run", print)
+        epoch = pipeline.scan()
+        plan, _ = make_collection_plan(pipeline.where, epoch, build_bookie_disk(pipeline.where, epoch.epoch_id)[0])
+        order = Order(plan.plan_id, plan.digest)
+        _, (done,) = collect_bookies(pipeline.where, "run", print, order=order)
         assert done.outcome is Outcome.COLLECTED, done
         rows = sorted(pipeline.where.journal_reader.find().to_pylist(), key=lambda row: row["at"])
-        assert [row["outcome"] for row in rows if row["action"] == Action.COLLECT_BOOKIE][-1] == done.outcome.value
+        told = [row for row in rows if row["action"] == Action.COLLECT_BOOKIE]
+        assert told[-1]["outcome"] == done.outcome.value
+        assert {row["plan_id"] for row in told} == {plan.plan_id}
         after = bookies.status(bookie)
         assert not after.collecting
         assert sum(one.live_bytes for one in after.directories or ()) < held - 2 * LOG, after

@@ -39,6 +39,18 @@ def test_all_that_follows_a_covered_scan_is_made_once_in_one_run(world: AssetsSc
     assert world.tick() == []
 
 
+def test_bookies_are_asked_and_planned_in_one_step_though_they_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = RetentionScene(tmp_path, monkeypatch)
+    scene.file.write_text(f'{scene.file.read_text()}automation.bookies = "off"\n')
+    with dg.DagsterInstance.ephemeral() as instance:
+        world = AssetsScene(scene, instance, monkeypatch)
+        world.scan()
+        assert {"bookie_disk", "collection_plan"} <= set(world.tick())
+        assert world.tick() == []
+
+
 def test_every_table_says_how_many_rows_it_has(world: AssetsScene) -> None:
     world.scan("deletion_plan")
     made = set(world.tick()) - STANDS_IN

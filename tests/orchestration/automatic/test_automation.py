@@ -188,7 +188,7 @@ def test_every_kind_with_an_asset_of_its_plans_has_the_check() -> None:
     """Plans of consumed records have no asset: their run's page says it."""
     checks = build_defs().get_repository_def().asset_graph.asset_check_keys
     assert {check.asset_key.path[-1] for check in checks if check.name == GROWTH} == {
-        "deletion_plan", "retention_plan", "offload_plan", "orphan_objects", "delayed_index_plan"
+        "deletion_plan", "retention_plan", "offload_plan", "orphan_objects", "delayed_index_plan", "collection_plan",
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ ALIKE = {
     "kept": "that a rule keeps it",
     "lag": "that its deletion lag has not passed",
     "last_ledger": "that it is the last of its topic",
+    "little_to_free": "that it would free too little",
     "loaded": "that a broker has its topic loaded",
     "no_bucket": "that no bucket of ours is named for it",
     "no_object_store": "that object_store is not set",
