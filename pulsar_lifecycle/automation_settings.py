@@ -150,7 +150,7 @@ class KindAutomation(Section):
     min_bytes: int = Field(default=0, ge=0)
     """A plan of fewer bytes waits for more."""
     max_ledgers: int = Field(default=10_000, gt=0)
-    """Ledgers, copies or objects of one plan."""
+    """Ledgers, copies, objects or bookies of one plan."""
     max_share: float = Field(default=0.01, gt=0, le=1)
     """Share of the cluster's ledgers."""
     max_bytes: int = Field(default=10 << 40, gt=0)

@@ -93,7 +93,7 @@ def bookie_assets(cluster: str) -> dg.AssetsDefinition:
         yield dg.MaterializeResult(
             asset_key=disk,
             metadata={**show.stored(where, epoch_id, TABLE), **bookies_shown(disks, placement, days)},
-            check_results=check_results(disk, disks, days),
+            check_results=check_results(cluster, disks, days),
         )
         summary, judged = make_collection_plan(where, where.lake.epoch(epoch_id), disks)
         yield dg.MaterializeResult(
@@ -122,7 +122,7 @@ def collection_shown(
         then="Ledgers that a bookie has collected cannot be restored by an undo any more.",
         mode=mode,
     )
-    others = {"why others stay": "column `plan` of the table below says it, by a code"}
+    others = {"why others stay": "column `plan` of table `plan` says it, by a code"}
     return {**head, **others, "could free, about": summary.physical_bytes, **judged_shown(judged, disks)}
 
 
@@ -162,24 +162,22 @@ def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mappi
     }
 
 
-def check_results(
-    disk: dg.AssetKey, disks: Sequence[BookieDisk], days: Mapping[str, float]
-) -> list[dg.AssetCheckResult]:
+def check_results(cluster: str, disks: Sequence[BookieDisk], days: Mapping[str, float]) -> list[dg.AssetCheckResult]:
     """The checks; each names the bookies that it fails for."""
     unwritable = [one for one in disks if one.verdict in UNWRITABLE]
     suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED or _suspended_too(one)]
     soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
     return [
         _check(
-            disk,
+            cluster,
             WRITABLE,
             {one.bookie: one.detail or one.verdict.value for one in unwritable},
             "take no entries",
             ERROR,
         ),
-        _check(disk, COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended", WARN),
+        _check(cluster, COMPACTING, {one.bookie: one.detail for one in suspended}, "have compaction suspended", WARN),
         _check(
-            disk,
+            cluster,
             FORECAST,
             {bookie: f"{left:.1f} days" for bookie, left in soon.items()},
             f"reach diskUsageThreshold within {FULL_WITHIN_DAYS} days, as the last two weeks went",
@@ -194,11 +192,11 @@ def _suspended_too(one: BookieDisk) -> bool:
 
 
 def _check(
-    disk: dg.AssetKey, name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity
+    cluster: str, name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity
 ) -> dg.AssetCheckResult:
     first = ", ".join(sorted(wrong)[:NAMED])
     return dg.AssetCheckResult(
-        asset_key=disk,
+        asset_key=key(cluster, "bookie_disk"),
         check_name=name,
         passed=not wrong,
         severity=severity,

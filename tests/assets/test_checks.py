@@ -38,7 +38,7 @@ EPOCH = Epoch("e", "c", "f", 1, 2, (), 1, 1, (), gaps=(A_GAP,))
 RESULTS = [
     coverage_result(EPOCH),
     *delayed_results("c", Checked(0, {})),
-    *bookie_results([], {}),
+    *bookie_results("c", [], {}),
     late_result("c", [], 0),
     activity_result(pa.table({"topic": pa.array([], pa.string())})),
     storage_result(Totals(), Totals()),
@@ -82,7 +82,7 @@ def test_coverage_counts_the_gaps_and_names_each_by_its_code() -> None:
 
 def test_what_a_bookie_fails() -> None:
     said = {"a": status("a", read_only=True, major_suspended=True), "b": status("b", read_only=True)}
-    found = bookie_results(judge(dict.fromkeys(said, True), said, Placement({}), 1), {"a": 6.9, "b": 7.1})
+    found = bookie_results("c", judge(dict.fromkeys(said, True), said, Placement({}), 1), {"a": 6.9, "b": 7.1})
     assert {one.check_name: (one.metadata["found"].value, one.severity.value) for one in found} == {
         "bookies_writable": (2, "ERROR"),
         "compaction_not_suspended": (1, "WARN"),

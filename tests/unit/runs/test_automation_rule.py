@@ -222,9 +222,8 @@ def test_a_minimum_above_its_maximum_is_refused_by_both_names(least: dict[str, i
     "wrong",
     [
         {"retention": "yes"},
-        {"bookies": "approve"},
         {"bookies": "apply"},
-        {"bookies": {"max_ledgers": 5}},
+        {"bookies": {"namespaces": ["acme"]}},
         {"orphans": {"namespaces": ["a//b"]}},
     ],
 )
