@@ -236,8 +236,9 @@ FOLLOWS = {
     "delayed_index_plan": "delayed_index",
 }
 """Assets that follow each covered scan, and the kind whose mode, with those of `BESIDE`, may keep them from it."""
-ANYWAY = frozenset({"bookie_disk"})
-"""Those that follow a scan that is not covered, too: bookies that are down are what may keep it from that."""
+ANYWAY = frozenset({"bookie_disk", "collection_plan"})
+"""Those that follow a scan that is not covered, too: bookies that are down are what may keep it from that. One op makes
+both; the plan is report-only then."""
 REPORT, HELD = "storage_report", ("open_ledgers", "subscription_backlog")
 """What follows each report instead: it judges by the positions of cursors that the report has read."""
 BESIDE = {"offload": ("bookkeeper_copies",)}

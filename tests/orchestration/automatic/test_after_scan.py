@@ -92,7 +92,7 @@ def test_of_a_scan_that_is_not_covered_only_what_bookies_say_is_made(world: Asse
     (check,) = checked.values()
     assert check.event
     assert not check.event.dagster_event.asset_check_evaluation_data.passed
-    assert world.followed() == ["bookie_disk"]
+    assert world.followed() == ["bookie_disk", "collection_plan"]
     servers.remove(servers.topic_path(BROKEN))
     world.scan()
     assert {"retention_plan", "offload_plan", REPORT, *HELD} <= set(world.tick())
