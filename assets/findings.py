@@ -55,6 +55,12 @@ ORPHANS = "orphan_ledgers"
 """Of the findings, what a deletion plan is made of."""
 NO_DANGLING, LOADABLE = "no_dangling_references", "topics_can_load"
 """Checks of ``dangling_references``."""
+TO_DO = {
+    NO_DANGLING: "`pulsar-lifecycle explain LEDGER` says who names it, and whether a run of ours deleted it: then job "
+    "`undo_deletions` brings it back while its entries are there.",
+    LOADABLE: "`pulsar-lifecycle code CODE` says it for each code.",
+}
+"""What to do about each check that fails."""
 NAMED = 100
 """Topics that a check names."""
 COLUMNS = {
@@ -172,7 +178,8 @@ def _result(
         severity=dg.AssetCheckSeverity.ERROR,
         description=f"{count or 'no'} {what}{more}",
         metadata={"found": count, "topics": dg.MetadataValue.md(show.markdown(columns, found))}
-        | (counted if some_unnamed else {}),
+        | (counted if some_unnamed else {})
+        | ({"what to do": dg.MetadataValue.md(TO_DO[name])} if count else {}),
     )
 
 

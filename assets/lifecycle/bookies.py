@@ -191,19 +191,31 @@ def _suspended_too(one: BookieDisk) -> bool:
     return one.status is not None and (one.status.minor_suspended or one.status.major_suspended)
 
 
+TO_DO = {
+    WRITABLE: 'Start what is down. Where a disk is full, have it freed: How-to page "Have bookies free their disks".',
+    COMPACTING: "`pulsar-lifecycle compaction resume BOOKIE`, or make room where a full disk has done it: How-to page "
+    '"Have bookies free their disks".',
+    FORECAST: "`pulsar-lifecycle storage` says what holds the disk, and why: delete or offload more, have it "
+    "collected (job `collect_bookies`), or add bookies.",
+}
+"""What to do about each check that fails."""
+
+
 def _check(
     cluster: str, name: str, wrong: Mapping[str, str], what: str, severity: dg.AssetCheckSeverity
 ) -> dg.AssetCheckResult:
     first = ", ".join(sorted(wrong)[:NAMED])
+    to_do = {"what to do": dg.MetadataValue.md(TO_DO[name])} if wrong else {}
     return dg.AssetCheckResult(
         asset_key=key(cluster, "bookie_disk"),
         check_name=name,
         passed=not wrong,
         severity=severity,
-        description=f"{len(wrong) or 'no'} bookies {what}" + (f": {first}" if wrong else ""),
+        description=f"bookies that {what}: {len(wrong)}, {first}" if wrong else f"no bookies {what}",
         metadata={
             "found": len(wrong),
             "bookies": dg.MetadataValue.md(show.markdown(["bookie", "why"], sorted(wrong.items()))),
+            **to_do,
         },
     )
 

@@ -88,6 +88,9 @@ def test_what_a_bookie_fails() -> None:
         "compaction_not_suspended": (1, "WARN"),
         "disks_not_full_soon": (1, "ERROR"),
     }
+    assert all(one.metadata["what to do"].value for one in found)
+    passed = bookie_results("c", [], {})
+    assert all(one.passed and "what to do" not in one.metadata for one in passed)
 
 
 def test_a_disk_that_a_bookie_does_not_tell_of_is_not_known() -> None:
@@ -105,6 +108,7 @@ def test_topics_that_fail_to_load_are_named_with_code_and_reason() -> None:
     assert (found.description, found.metadata["found"].value) == ("1 topics that no broker can load whole", 1)
     assert f"| t | {code} | last ledger 7 is not closed |" in str(found.metadata["topics"].value)
     assert "by code" not in found.metadata
+    assert "pulsar-lifecycle code CODE" in str(found.metadata["what to do"].value)
     events = [{**row, "topic": f"t{n}"} for n in range(NAMED)] + [twice[1]]
     many = loadable_result(dg.AssetKey("d"), pa.Table.from_pylist(events, FAILING_LOADS))
     assert f"| {code} | {NAMED} |" in str(many.metadata["by code"].value)
