@@ -6,7 +6,7 @@ Belongs here: launching jobs. Not here: whether a plan may go (``pulsar_lifecycl
 that is launched checks everything anew, as if an operator had launched it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,7 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
                 said[kind.name] = run_key.text
             elif by_hand := launch.by_hand(context.instance, decided[1].plan_id):
                 said[kind.name] += f", but run {by_hand}, launched by hand, is to apply it"
-            elif lease in busy:
-                said[kind.name] += f", once run {busy[lease]} is over"
-            elif lease in asked:
-                said[kind.name] += f", once {asked[lease]} has gone"
-            elif waits := launch.waits(where):
+            elif waits := _turn((lease, launch.beside), busy, asked) or launch.waits(where):
                 said[kind.name] += f", {waits}"
             else:
                 asked[lease] = kind.name
@@ -116,6 +112,16 @@ def _by_turn(instance: dg.DagsterInstance, cluster: str) -> list[AutomatedKind]:
         return newest[0].create_timestamp.timestamp() if newest else 0.0
 
     return sorted(KINDS, key=launched)
+
+
+def _turn(leases: Iterable[str], busy: Mapping[str, str], asked: Mapping[str, str]) -> str:
+    """What a launch waits for that needs leases: a run (lease -> its id) or another launch of this tick; or nothing."""
+    for lease in leases:
+        if lease in busy:
+            return f"once run {busy[lease]} is over"
+        if lease in asked:
+            return f"once {asked[lease]} has gone"
+    return ""
 
 
 def _decided(where: Cluster, kind: AutomatedKind) -> tuple[PlanDecision, Plan | None] | str:

@@ -11,12 +11,12 @@ from typing import Any
 import dagster as dg
 
 from assets.names import CLUSTER
-from orchestration.automatic.at_work import ACTIVE
+from orchestration.automatic.at_work import ACTIVE, DELETION, LEASES
 from pulsar_lifecycle.automation_settings import KindAutomation
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.inspect.automation import Plan
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.control import LEASE, is_held
+from pulsar_lifecycle.runs.control import is_held
 
 Config = Mapping[str, Any]
 
@@ -46,12 +46,13 @@ class Launch:
         return next((run.run_id for run in runs if CLUSTER not in run.tags and self._applies(run, plan_id)), "")
 
     def waits(self, where: Cluster) -> str:
-        """What the launch waits for beside its own lease; empty for nothing."""
+        """Whether somebody holds the lease ``beside``, whom Dagster may not know; empty if nobody does."""
         if not self.beside:
             return ""
         try:
             with where.ports(read_only=True) as ports:
-                return f"once no run holds {self.beside}" if is_held(ports.store, self.beside) else ""
+                held = LEASES[self.beside]
+                return f"once no run holds {held}" if is_held(ports.store, held) else ""
         except LifecycleError as error:
             return str(error)
 
@@ -100,6 +101,6 @@ LAUNCHES = {
     "objects": Launch("sweep_objects", "sweep", _for_good),
     "delayed_index": Launch("repair_delayed_index", "repair", _for_good),
     "consumed_records": Launch("delete_records", "delete_before", _for_good),
-    "bookies": Launch("collect_bookies", "collect", _whole, beside=LEASE),
+    "bookies": Launch("collect_bookies", "collect", _whole, beside=DELETION),
 }
 """By the kind's key in ``[automation]``."""

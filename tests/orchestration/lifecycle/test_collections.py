@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from assets.lifecycle.bookies import bookie_assets
-from assets.names import APPLIED, APPLIED_PLAN, PLAN, key
+from assets.names import APPLIED, APPLIED_PLAN, CLUSTER, PLAN, key
 from assets.pages.growth import GROWTH
 from orchestration.definitions import build_defs
 from orchestration.lifecycle.bookies import collect_bookies_job
@@ -76,6 +76,18 @@ def test_a_plan_is_launched_once_when_nothing_is_deleted(
         assert "bookies: taken" in rung(instance).skip_message
         (tagged,) = instance.get_runs(dg.RunsFilter(tags={f"{APPLIED_PLAN}{plan.plan_id}": APPLIED}))
         assert tagged.run_id == done.run_id
+
+
+def test_a_plan_waits_for_a_run_that_is_only_starting_to_delete(
+    bookies: PlannedCollections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no lease yet, but will by the time that the collection would begin."""
+    by_itself(bookies, monkeypatch, **APPLY)
+    bookies.planned()
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.DagsterRun("apply_plan", status=dg.DagsterRunStatus.STARTING, tags={CLUSTER: "test"})
+        instance.add_run(run)
+        assert f"bytes), once run {run.run_id} is over" in rung(instance).skip_message
 
 
 def test_a_plan_waits_while_it_is_not_known_whether_a_run_deletes(
