@@ -106,7 +106,7 @@ WORDS: Mapping[str, str] = {
     "bucket_key": "which bucket of the delayed index a snapshot is",
     "bucket_topic": "the topic that a delayed-index snapshot is of",
     "buckets": "delayed-index snapshots that the cursor names: range and ledger of each",
-    "bytes": "bytes as written, before replication",
+    "bytes": "bytes as written, before replication; of a bookie those that it could free, or freed",
     "bytes_at_once": "bytes that go during the load",
     "bytes_placed": "bytes that metadata places on the bookie",
     "bytes_to_collect": "bytes on its disk of ledgers that are deleted in metadata, or not closed",
