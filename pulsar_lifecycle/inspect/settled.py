@@ -20,7 +20,7 @@ from pulsar_lifecycle.inspect.kept_plans import Plan, stored_plan
 from pulsar_lifecycle.journal.intents import to_send, without_ledgers_of
 from pulsar_lifecycle.journal.offloads import attempts_in
 from pulsar_lifecycle.journal.queries import filed_since, read_intent_states, rows_of_outcome
-from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, StopReason
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import BookieTold, details_of
@@ -170,7 +170,7 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
                 for choice in _WAS
             )
         case PlanKind.COLLECTION:
-            done = journalled.filter((pc.field("outcome") == Outcome.COLLECTED) | _NEEDS_NONE)
+            done = journalled.filter(_COLLECTED | _NEEDS_NONE)
             told = (details_of(BookieTold, detail) for detail in done["detail"].to_pylist())
             return len({one.bookie for one in told if one}.intersection(rows["bookie"].to_pylist()))
         case PlanKind.OBJECTS:
@@ -180,6 +180,8 @@ def settled_ledgers(plan_id: str, rows: pa.Table, journalled: pa.Table) -> int:
 
 
 _GONE = pc.field("outcome").isin([Outcome.DONE, Outcome.NOTHING])
+_COLLECTED = (pc.field("outcome") == Outcome.COLLECTED) & (pc.field("code") != StopReason.LEDGERS_DELETED)
+"""Not so where its major compaction was not begun, as a run deleted ledgers then."""
 _NEEDS_NONE = (pc.field("outcome") == Outcome.LEFT) & (pc.field("code") == CollectionChoice.LITTLE_TO_FREE)
 _ENDED = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
 _WAS = {

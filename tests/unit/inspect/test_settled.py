@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.inspect.settled import settled_ledgers
+from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, CollectionEnd, StopReason
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.runs.journal_rows import BookieTold, Step, Subject, Writer
+from pulsar_lifecycle.values.codes import Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.values.plans.plan_kind import PlanKind
 from tests.kit.fakes.journal import FakeJournal
@@ -29,3 +34,24 @@ def test_what_a_run_deleted_and_what_the_next_one_found_gone_is_settled(kind: Pl
         journal.record([JournalRow("r", "test", plan, -1, "", name, action, phase, outcome, "", 0, "", "s", 5)])
         found.append(settled_ledgers(plan, rows, journal.find()))
     assert found == [0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "settled"),
+    [
+        (Outcome.COLLECTED, Outcome.COLLECTED, 1),
+        (Outcome.COLLECTED, CollectionEnd.NOT_COMPACTED, 1),
+        (Outcome.COLLECTED, StopReason.LEDGERS_DELETED, 0),
+        (Outcome.LEFT, CollectionChoice.LITTLE_TO_FREE, 1),
+        (Outcome.LEFT, CollectionChoice.UNKNOWN_DISK, 0),
+    ],
+)
+def test_a_bookie_is_settled_once_nothing_is_left_to_do_there(outcome: Outcome, code: StrEnum, settled: int) -> None:
+    """One whose major compaction was not begun, as a run deleted ledgers then, is not."""
+    journal, plan = FakeJournal(), f"{PlanKind.COLLECTION}-e1-0a"
+    step, about = (
+        Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE),
+        Subject(-1, "Bookie", "", details=(BookieTold("a"),)),
+    )
+    journal.record([Writer("r", "test", plan).row(step, about, outcome, Why(code, "so"), 5)])
+    assert settled_ledgers(plan, pa.table({"bookie": ["a", "b"]}), journal.find()) == settled
