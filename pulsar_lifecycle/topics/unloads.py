@@ -392,6 +392,8 @@ def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str |
         what = f"what subscription {name} acknowledged in transactions"
         try:
             state = admin.pending_acks(topic, name)
+        except NotFound:
+            return f"no broker has it, to have read {what}; if that lasts, have a client use it"
         except LifecycleError as error:
             return f"its broker does not say whether it has read {what}: {error}"
         if state not in READS_NO_ACKS:

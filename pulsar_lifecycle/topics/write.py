@@ -242,7 +242,7 @@ def left_loaded(run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: 
     if not run.writes_loaded(topic):
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
     if unread := unread_acks(ports.store, ports.admin, topic):
-        return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {unread}")
+        return Why(Code.NOT_UNLOADED, f"its topic counts as loaded ({loaded}), and {unread}")
     return lost_by_load(run, ports, topic)
 
 

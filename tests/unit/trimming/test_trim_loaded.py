@@ -146,6 +146,8 @@ def test_a_topic_is_not_unloaded_amid_the_reading_of_what_was_acknowledged_in_tr
     assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED if read else Outcome.LEFT_TO_BROKER)
     assert (scene.cluster.admin.touched, scene.left_pending) == ([TOPIC] if read else [], [])
     assert read or {one.why.code for one in found.values()} == {Code.NOT_UNLOADED}
+    remedy = "have a client use it" if state is None else "restart the broker"
+    assert read or all(remedy in one.reason and "counts as loaded (" in one.reason for one in found.values())
 
 
 def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_transactions(scene: Scene) -> None:
