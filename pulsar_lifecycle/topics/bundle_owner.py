@@ -11,7 +11,8 @@ from __future__ import annotations
 import bisect
 import json
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
@@ -129,10 +130,24 @@ def would_be_loaded(
     """
     if not owners.of(store, brokers, topic) and (others := _others(store, topic, going)):
         return f"nobody owns its bundle, which has {others[0]}, too"
-    return _loaded_along(store, brokers, owners, topic, _read_along(store, topic), going)
+    first = next(_loaded_along(store, brokers, owners, _read_along(store, topic), going), None)
+    return first.text if first else None
 
 
-def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> str | None:
+@dataclass(frozen=True, slots=True)
+class LoadedAlong:
+    """A topic, or what is said of those that cannot be listed, that is loaded with one that brokers ``read``."""
+
+    read: Topic
+    other: Topic | str
+
+    @property
+    def text(self) -> str:
+        """The same as a clause."""
+        return f"its broker reads {self.read}, whose bundle nobody owns, and which has {self.other}, too"
+
+
+def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> Iterator[LoadedAlong]:
     """As :func:`would_be_loaded`, of a topic that a broker loads for a request to its admin API, such as its unload.
 
     Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
@@ -141,22 +156,16 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> s
     along = _read_along(store, topic)
     place = bundles(store, [topic, *along])
     others = [one for one in along if place[one] != place[topic]]
-    return _loaded_along(store, brokers, Owners(), topic, others, ())
+    yield from _loaded_along(store, brokers, Owners(), others, ())
 
 
 def _loaded_along(
-    store: MetadataStore,
-    brokers: Brokers,
-    owners: Owners,
-    topic: Topic,
-    along: Collection[Topic],
-    going: Collection[Topic],
-) -> str | None:
-    """What is loaded beside a topic and is not ``going``, as a broker reads ``along`` of its namespace for it."""
+    store: MetadataStore, brokers: Brokers, owners: Owners, along: Collection[Topic], going: Collection[Topic]
+) -> Iterator[LoadedAlong]:
+    """What is loaded that is not ``going``, as a broker reads ``along`` of a namespace for a topic of it."""
     for one in along:
-        if not owners.of(store, brokers, one) and (others := _others(store, one, going)):
-            return f"its broker reads {one}, whose bundle nobody owns, and which has {others[0]}, too"
-    return None
+        if not owners.of(store, brokers, one):
+            yield from (LoadedAlong(one, other) for other in _others(store, one, going))
 
 
 def _read_along(store: MetadataStore, topic: Topic) -> list[Topic]:

@@ -246,26 +246,34 @@ def left_loaded(run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: 
     return lost_by_load(run, ports, topic)
 
 
-def lost_by_load(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
+def lost_by_load(run: TopicRun, ports: Ports, topic: Topic, *, others_may: bool = False) -> Why | None:
     """What keeps a topic from a load by our request, as it is now: as :meth:`TopicRun.lost_at_load`, and two more.
 
     A cursor whose ledger was never closed, and whose bookies are away, a broker puts back to where its z-node says, for
-    good (``ManagedCursorImpl.recoverFromLedger``). Of a topic that no broker lists, other topics would be loaded, too.
-    Raises Refused where cursors cannot be listed; Paused, LeaseLost, Overloaded.
+    good (``ManagedCursorImpl.recoverFromLedger``). Of a topic that no broker lists, other topics may be loaded, too:
+    ``others_may`` be, unless they lose data by it. Raises Paused, LeaseLost, Overloaded.
     """
-    names = snapshot.cursor_names(ports.store, topic)
-    if loss := run.lost_at_load(topic, names):
+    if loss := _lost_alone(run, ports, topic):
         return loss
+    for along in () if str(topic) in run.brokers.loaded else loaded_by_request(ports.store, run.brokers, topic):
+        if not others_may or isinstance(along.other, str):
+            return Why(Code.BUNDLE_SHARED, f"{along.text}: have a client use {along.other} first")
+        if loss := _lost_alone(run, ports, along.other):
+            return Why(Code.BUNDLE_SHARED, f"{along.text}: {loss}")
+    return None
+
+
+def _lost_alone(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     try:
+        names = snapshot.cursor_names(ports.store, topic)
+        if loss := run.lost_at_load(topic, names):
+            return loss
         if names:
             snapshot.positions(ports, run.ledgers_root, path, snapshot.cursors(ports.store, path))
     except RefusedBy as error:
         text = f"a broker that loads its topic may put a subscription back, see whether all bookies answer: {error}"
         return Why(error.code, text)
-    listed = str(topic) in run.brokers.loaded
-    if not listed and (besides := loaded_by_request(ports.store, run.brokers, topic)):
-        return Why(Code.BUNDLE_SHARED, f"{besides}: have a client use that one first")
     return None
 
 

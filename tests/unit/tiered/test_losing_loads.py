@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from uuid import uuid4
 
 import pytest
 
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered.read_check import ReadCheck
+from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses, Replication
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.values.codes import Code
@@ -109,6 +113,27 @@ def test_nothing_is_copied_that_must_be_read_first_where_a_subscription_would_go
     assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
     assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
     assert all("put a subscription back" in one.reason and "cursor s" in one.reason for one in found)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_what_must_be_read_first_is_copied_where_others_that_are_loaded_with_it_lose_nothing(loses: bool) -> None:
+    """Its broker reads policies of topics, and who takes the bundle of these loads all topics in it."""
+    scene = Scene()
+    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+    scene.cluster.put(f"{BUNDLES_ROOT}/{TOPIC.namespace}", json.dumps(halves).encode())
+    here = zlib.crc32(str(TOPIC).encode()) >> 31
+    names = (f"persistent://{TOPIC.namespace}/{local}" for local in (*BY_THEMSELVES, *map(str, range(99))))
+    there = [Topic.parse(name) for name in names if zlib.crc32(name.encode()) >> 31 != here]
+    read, beside = there[0], there[-1]
+    assert read.local in BY_THEMSELVES
+    for one in (read, beside):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    scene.cluster.cursor(beside, "s")
+    scene.losses = LAZY if loses else None
+    attempts, found = scene.session().begin(scene.wanted)
+    assert [one.ledger_id for one in attempts] == ([] if loses else scene.wanted)
+    assert {one.why.code for one in found} == ({Code.READ_CHECK_DUE} if loses else set())
+    assert all(f"{beside}, too: " in one.reason for one in found)
 
 
 def test_a_loaded_topic_is_not_offloaded_whose_unload_would_put_a_subscription_back() -> None:
