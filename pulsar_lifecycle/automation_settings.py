@@ -25,7 +25,8 @@ class Automation(StrEnum):
     """How far a kind goes by itself."""
 
     OFF = "off"
-    """Nothing of it goes by itself, and no plan of it follows a scan. Jobs that plan make theirs all the same."""
+    """Nothing of it goes by itself, and no plan of it follows a scan, but for that of bookies. Jobs that plan make
+    theirs all the same."""
     PLAN = "plan"
     """Plans are made after each scan; an operator applies them."""
     APPROVE = "approve"
@@ -256,8 +257,8 @@ class AutomationSettings(Section):
     """Plans of what the subscriptions of ``consumed_records.subscriptions`` have consumed: job ``delete_records``."""
     bookies: CollectionAutomation = CollectionAutomation()
     """Having bookies collect: job ``collect_bookies``. Its ledgers are bookies, its bytes what they could free. The
-    caps of ``[apply]`` do not hold, as that was deleted under them. To apply by itself it needs a window; it takes no
-    ``namespaces``. Its plans follow scans in any mode, as ``bookie_disk`` does."""
+    caps of ``[apply]`` do not hold, as that was deleted under them. To apply by itself it needs a window, in which each
+    scan's plan goes; it takes no ``namespaces``. Its plans follow scans in any mode, as ``bookie_disk`` does."""
     delete_pending: QueueAutomation = QueueAutomation()
     """Whether job ``delete_pending`` is started when intents of the queue are due, whoever sent them: ``true`` or
     ``false``, or ``{ window = ... }``. A kind's own window is for sending them: what is sent is deleted soon after,
@@ -274,7 +275,7 @@ class AutomationSettings(Section):
     """``{ env = "..." }`` or ``{ file = "..." }``: the URL to which the sensor ``failed_runs`` posts; unset: none."""
 
     def check_minimums(self, max_ledgers: int, max_bytes: int) -> None:
-        """Raise ValueError where a minimum is above a cap of ``[apply]``, which holds for all kinds but offloads."""
+        """Raise ValueError where a minimum is above a cap of ``[apply]``, which holds for all but ``_BEYOND_APPLY``."""
         kinds = {name: kind for name, kind in self if isinstance(kind, KindAutomation) and name not in _BEYOND_APPLY}
         for name, kind in kinds.items():
             for what, least, most in (

@@ -105,13 +105,16 @@ def automation_sensor(cluster: str, jobs: Mapping[str, Any], look_every: float) 
 
 
 def _by_turn(instance: dg.DagsterInstance, cluster: str) -> list[AutomatedKind]:
-    """Who was launched longest ago comes first: a kind that always has something to do must not keep others from it."""
+    """Who was launched longest ago comes first: a kind that always has something to do must not keep others from it.
+
+    Who waits for the leases of others comes last: it would be refused beside what is launched at the same moment.
+    """
 
     def launched(kind: AutomatedKind) -> float:
         newest = instance.get_run_records(dg.RunsFilter(tags={CLUSTER: cluster, BY_ITSELF: kind.name}), limit=1)
         return newest[0].create_timestamp.timestamp() if newest else 0.0
 
-    return sorted(KINDS, key=launched)
+    return sorted(KINDS, key=lambda kind: (bool(LAUNCHES[kind.name].beside), launched(kind)))
 
 
 def _turn(leases: Iterable[str], busy: Mapping[str, str], asked: Mapping[str, str]) -> str:
@@ -319,5 +322,5 @@ def following_sensor(cluster: str, look_every: float) -> dg.AutomationConditionS
         minimum_interval_seconds=int(min(30, look_every)),
         run_tags={READER: cluster},
         description="Makes the tables and plans that follow a scan, once it has ended and is covered; `bookie_disk` "
-        "also where it is not. Changes nothing of the cluster.",
+        "and `collection_plan` also where it is not. Changes nothing of the cluster.",
     )

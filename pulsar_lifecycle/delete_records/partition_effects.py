@@ -22,7 +22,7 @@ from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import cut_since
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, losing, read_partition, unreplicated
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, RefusedBy, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Position, Topic, cursor_name
@@ -271,27 +271,26 @@ class PartitionDeletion:
 
     def _roll(self, read: Read) -> None:
         last = read.view.extents[-1].ledger_id
+        self._wait_for_acks(read.view)
         self._check()
         about = Why(Code.ABOUT_TO, f"its broker is asked to close ledger {last}, by an unload")
         self._journal(Phase.ROLL, Outcome.BEGUN, about)
-        self._wait_for_acks(read.view)
         self._guard.unloads.wait()
         self._guard.unloads.take(self._topic)
         self._ports.admin.unload(self._topic)
         if not self._is_followed(last):  # the unload closed it, and only a load begins another: no client may come
             self._ports.admin.subscriptions(self._topic)
+        self._guard.unloads.wait_for_acks(self._ports.store, self._ports.admin, self._topic)  # else it stays loaded
         self._journal(Phase.ROLL, Outcome.DONE, Why(Code.PLANNED, f"ledger {last} is closed, and another follows"))
         self._stepped = True
 
     def _wait_for_acks(self, view: PartitionView) -> None:
-        """Until its broker has read what subscriptions acknowledged in transactions. Raises Refused."""
+        """Until its broker has read what subscriptions acknowledged in transactions. Raises Unavailable."""
         store, admin = self._ports.store, self._ports.admin
-        if unread_acks(store, admin, self._topic) is None:
-            return
-        if not view.broker:
+        if not view.broker and unread_acks(store, admin, self._topic):
             admin.subscriptions(self._topic)  # its broker reads them once it is loaded
-        if unread := self._guard.unloads.acks_unread(store, admin, self._topic):
-            raise RefusedBy(Code.NOT_UNLOADED, f"ledgers are not closed yet, by an unload: {unread}; run again")
+        if unread := self._guard.unloads.wait_for_acks(store, admin, self._topic):
+            raise Unavailable(f"its last ledger is not closed by an unload yet: {unread}; run again")
 
     def _is_followed(self, last: int) -> bool:
         self._ports.store.sync("/")

@@ -102,6 +102,7 @@ def begin_topic(
     foreign = listed_ledgers.open_attempt(info)
     loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     stays = left_loaded(run, ports, topic, loaded, POLICY) if loaded else None
+    unread: str | None = None
     for one in wanted:
         why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):
@@ -125,7 +126,9 @@ def begin_topic(
             run.run_id,
             ports.clock.now_ms(),
         )
-        if read_check.due(topic, attempt) and (unread := why_not_read(run, ports, topic)):
+        if unread is None and read_check.due(topic, attempt):
+            unread = why_not_read(run, ports, topic)
+        if unread and read_check.due(topic, attempt):
             why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {unread}")
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FAILED, why))
             continue

@@ -153,9 +153,11 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> I
     Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
     others.
     """
+    if _listed(store, topic) is None:
+        yield LoadedAlong(topic, _unlisted(topic))
     along = _read_along(store, topic)
     place = bundles(store, [topic, *along])
-    others = [one for one in along if place[one] != place[topic]]
+    others = [one for one in along if place[one] != place[topic] or place[one] == str(one.namespace)]
     yield from _loaded_along(store, brokers, Owners(), others, ())
 
 
@@ -185,10 +187,14 @@ def _others(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> lis
     """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
     named = _listed(store, topic)
     if named is None:
-        return [f"topics that cannot be listed ({topic.namespace}/{topic.domain})"]
+        return [_unlisted(topic)]
     theirs = [one for one in named if one not in going and one != topic and not _loaded_anyhow(one)]
     bundle = bundles(store, [topic, *theirs])
     return [one for one in theirs if bundle[one] == bundle[topic]]
+
+
+def _unlisted(topic: Topic) -> str:
+    return f"topics that cannot be listed ({topic.namespace}/{topic.domain})"
 
 
 def _loaded_anyhow(topic: Topic) -> bool:
@@ -210,5 +216,5 @@ def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]
     found: dict[Topic, str] = {}
     for topic in topics:
         place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
-        found[topic] = f"{topic.namespace}/{place}"
+        found[topic] = f"{topic.namespace}/{place}" if place else str(topic.namespace)
     return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, RefusedBy, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
@@ -192,7 +192,7 @@ class Unloads:
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
             return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
-        if unread := self.acks_unread(store, admin, topic):
+        if unread := self.wait_for_acks(store, admin, topic):
             return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
@@ -230,7 +230,7 @@ class Unloads:
         What was pending before may be of a tenant whose topics we may not touch. Nor is it done while its broker reads
         for the topic (:func:`unread_acks`), which is waited for a moment.
         """
-        if unread := self.acks_unread(store, admin, topic):
+        if unread := self.wait_for_acks(store, admin, topic):
             return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
@@ -253,7 +253,7 @@ class Unloads:
         """Whether there is one left for a topic, which is taken."""
         return self._budget.take(topic)
 
-    def acks_unread(self, store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
+    def wait_for_acks(self, store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
         """:func:`unread_acks`, once a moment has passed in which its broker may have read them."""
         for _ in range(TRIES):
             if (unread := unread_acks(store, admin, topic)) is None:
@@ -386,9 +386,10 @@ def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str |
     """
     try:
         names = [encode_name(name) for name in snapshot.cursor_names(store, topic)]
-    except RefusedBy as refusal:
-        return str(refusal)
-    for name in sorted(snapshot.with_pending_acks(store, topic, names)):
+        logged = sorted(snapshot.with_pending_acks(store, topic, names))
+    except LifecycleError as error:
+        return f"whether its broker still reads what was acknowledged in transactions is not known: {error}"
+    for name in logged:
         what = f"what subscription {name} acknowledged in transactions"
         try:
             state = admin.pending_acks(topic, name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pulsar_lifecycle.errors import (
@@ -81,6 +81,8 @@ class TopicRun:
     """What is on legal hold whenever it is asked, beside what ``context`` has. Raises ConfigError if nobody knows."""
     losses: Callable[[Namespace], LoadLosses] = _unknown
     """What topics of a namespace lose by a load."""
+    beside: dict[Topic, Why | None] = field(default_factory=dict[Topic, Why | None], compare=False)
+    """What topics lose that are loaded with another one, as they were when it was first asked."""
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
@@ -256,10 +258,14 @@ def lost_by_load(run: TopicRun, ports: Ports, topic: Topic, *, others_may: bool 
     if loss := _lost_alone(run, ports, topic):
         return loss
     for along in () if str(topic) in run.brokers.loaded else loaded_by_request(ports.store, run.brokers, topic):
-        if not others_may or isinstance(along.other, str):
-            return Why(Code.BUNDLE_SHARED, f"{along.text}: have a client use {along.other} first")
-        if loss := _lost_alone(run, ports, along.other):
+        if isinstance(along.other, str):
+            return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
+        if along.other not in run.beside:
+            run.beside[along.other] = _lost_alone(run, ports, along.other)
+        if loss := run.beside[along.other]:
             return Why(Code.BUNDLE_SHARED, f"{along.text}: {loss}")
+        if not others_may:
+            return Why(Code.BUNDLE_SHARED, f"{along.text}: have a client use {along.other} first")
     return None
 
 

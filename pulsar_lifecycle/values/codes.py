@@ -123,7 +123,8 @@ class Code(StrEnum):
     TOPIC_LOADED = "topic_loaded"
     """Its topic counts as loaded, and the settings do not let loaded topics be written."""
     NOT_UNLOADED = "not_unloaded"
-    """Its topic is loaded and was not unloaded: unloads fail, or this run has used up its budget."""
+    """Its topic is loaded and was not unloaded: unloads fail, this run has used up its budget, or its broker still
+    reads what subscriptions acknowledged in transactions."""
     UNLOAD_PENDING = "unload_pending"
     """An unload of its topic is pending."""
     TOPIC_UNREAD = "topic_unread"

@@ -41,7 +41,7 @@ from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, lost_by_load, why_loaded
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, checked_path, left_loaded, why_loaded
 from pulsar_lifecycle.values.codes import Code, Why, why_refused
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
 
@@ -203,11 +203,7 @@ class SubscriptionRepairs:
         """Why a topic's cursors must not be written as it is now: true at one moment, and at the next perhaps not."""
         if info.terminated is not None:
             return Why(Protection.TERMINATED, "its topic is terminated: brokers load it without writing its z-node")
-        if loaded and not self.run.writes_loaded(topic):
-            text = f"its topic counts as loaded ({loaded}), and delayed_index.loaded_topics does not name it"
-            return Why(Code.TOPIC_LOADED, text)
-        # An unload loads a topic that no broker has by now, and what unloads one has its clients load it again.
-        return lost_by_load(self.run, self.ports, topic) if loaded else None
+        return left_loaded(self.run, self.ports, topic, loaded, "delayed_index.loaded_topics") if loaded else None
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run

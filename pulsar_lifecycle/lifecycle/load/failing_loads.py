@@ -155,7 +155,8 @@ def _ensembles(namespaces: Mapping[str, Mapping[str, Any]], brokers: Sequence[Ma
 
 def _without_policies(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
     """The namespaces of which no broker can load ``__change_events``, by these rows of topics that no broker has."""
-    some = (row["topic"] for row in rows if row["ledger_id"] is not None and f"/{CHANGE_EVENTS}" in row["topic"])
+    lost = (row for row in rows if row["ledger_id"] is not None and row["code"] != LoadFailure.CURSOR_WOULD_GO_BACK)
+    some = (row["topic"] for row in lost if f"/{CHANGE_EVENTS}" in row["topic"])
     of = [one for one in map(Topic.parse, some) if one.partitioned_parent.local == CHANGE_EVENTS]
     return {str(one.namespace): f"brokers read policies in {one} first, which they cannot load" for one in of}
 

@@ -333,7 +333,9 @@ class Visits:
                 visit.failure = Why(Code.NOT_UNLOADED, text)
                 continue
             if unread := unread_acks(store, self.ports.admin, visit.topic):
-                visit.failure = Why(LoadStep.ACKS_NOT_READ, f"its unload stays pending: {unread}")
+                late = f"its unload stays pending: {unread}"
+                first = visit.failure
+                visit.failure = first.put(f"{first}; {late}") if first else Why(LoadStep.ACKS_NOT_READ, late)
             elif failure := self.guard.unloads.unload(store, self.ports.admin, visit.topic, gone, UnloadAfter.LOAD):
                 visit.failure = Why(Code.NOT_UNLOADED, f"it could not be unloaded: {failure}")
             else:

@@ -115,6 +115,14 @@ def test_a_cursor_whose_ledger_no_bookie_can_close_would_go_back(loads: Loads) -
     assert (row["cursor"], row["ledger_id"], BOOKIE in row["why"]) == ("s", never_closed, True)
 
 
+def test_policies_are_read_though_a_cursor_of_their_topic_would_go_back(loads: Loads) -> None:
+    loads.subscribed("__change_events", state=LedgerState.OPEN)
+    loads.subscribed("client")
+    assert loads.failing(BOOKIE) == {}
+    assert loads.failing()["__change_events"] == LoadFailure.CURSOR_WOULD_GO_BACK
+    assert LoadFailure.POLICIES_UNREADABLE not in loads.failing().values()
+
+
 def test_what_cannot_be_decoded_fails_the_load(loads: Loads) -> None:
     loads.subscribed("cursor")
     loads.servers.put(f"{loads.servers.topic_path(named('cursor'))}/s", b"\xff")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import zlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
@@ -150,6 +152,26 @@ def test_a_topic_is_not_unloaded_amid_the_reading_of_what_was_acknowledged_in_tr
     assert read or all(remedy in one.reason and "counts as loaded (" in one.reason for one in found.values())
 
 
+def test_what_cannot_be_asked_after_the_write_leaves_its_unload_pending_and_the_journal_whole(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.load()
+    with_transactions(scene)
+    scene.cluster.admin.acks[TOPIC, "s"] = PendingAcks.READY
+    real = snapshot.with_pending_acks
+
+    def fails_once_it_is_written(*asked: Any) -> frozenset[str]:
+        if scene.listed != scene.ids:
+            raise Unavailable("ZooKeeper: connection lost")
+        return real(*asked)
+
+    monkeypatch.setattr(snapshot, "with_pending_acks", fails_once_it_is_written)
+    found = scene.trim(loaded_topics=True)
+    assert {one.outcome for i, one in found.items() if i >= 0} == {Outcome.REMOVED}
+    assert scene.rows[Outcome.REMOVED] == scene.ids[:3]
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([], [True])
+
+
 def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_transactions(scene: Scene) -> None:
     scene.load()
     with_transactions(scene)
@@ -172,10 +194,11 @@ def half_of(topic: Topic) -> int:
     return zlib.crc32(str(topic).encode()) >> 31
 
 
+@pytest.mark.parametrize("unread", [True, False])
 @pytest.mark.parametrize("neighbour", [True, False])
 @pytest.mark.parametrize("owned", [True, False])
 def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
-    scene: Scene, neighbour: bool, owned: bool
+    scene: Scene, neighbour: bool, owned: bool, unread: bool
 ) -> None:
     """A broker that loads it for an unload reads its namespace's policies, and who takes their bundle loads all of it.
 
@@ -194,11 +217,13 @@ def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
     scene.load()
     scene.cluster.admin.loaded.clear()
     scene.cluster.wait(1)
-    left = neighbour and not owned
+    if unread:
+        scene.cluster.zookeeper.unreadable.add(f"{BUNDLES_ROOT}/{TOPIC.namespace}")
+    left = (neighbour or unread) and not owned
     found = scene.trim(loaded_topics=True).values()
     assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if left else Code.TAKEN_OFF}
     assert scene.cluster.admin.touched == ([] if left else [TOPIC])
-    assert all(str(beside[1 - own]) in one.reason for one in found if left)
+    assert all(str(beside[1 - own]) in one.reason for one in found if left and not unread)
 
 
 @pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
