@@ -84,12 +84,13 @@ class Loading(Retaining):
         *("grow", "hours", "scan", "plan_load", "load_topics"),
         *("work", "hours", "scan", "plan_retention", "apply_retention"),
     )
-    BESIDES = ("change", "own", "load_topics", "plan_load", "move", "use", "trim_grown")
+    BESIDES = ("change", "own", "load_topics", "plan_load", "move", "use")
     RUNS = Retaining.RUNS | {"plan_load", "load_topics", "trim_grown"}
 
     def __init__(self, operator: Operator) -> None:
         world = operator.world
         self.deduplicated = set[str]()
+        self.moves = 0
         self.policies = BrokerPolicies(system_cursors=frozenset({AUDIT}), deduplicated=self.deduplicated)
         world.policies, world.unloads_load = self.policies, True
         self.laws = LoadLaws(world, self.policies, operator.settings.load)
@@ -183,6 +184,12 @@ class Loading(Retaining):
             done += f"; {self._overrule(topic)}"
         positions = {name: cursor.at for name, cursor in topic.cursors.items()}
         return f"{done}, {positions}"
+
+    def next(self) -> str:
+        """As of any operator; every third time that a cursor would be moved, a topic is trimmed instead."""
+        what = super().next()
+        self.moves += what == "move"
+        return "trim_grown" if what == "move" and self.moves % 3 == 0 else what
 
     def trim_grown(self) -> str:
         """Trim the topic that grew last, whose broker has died: it counts as loaded, and an unload loads it."""
