@@ -33,7 +33,6 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Children
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import load_losses
-from pulsar_lifecycle.topics.write import TopicRun
 from tests.simulation.mutations.mutation import Mutation
 from tests.simulation.operators import idling
 
@@ -125,11 +124,6 @@ def brokers_may_forget() -> AbstractContextManager[Any]:
     return patch.object(load_losses, "_forgets", lambda *_: False)
 
 
-def unload_what_loses_data() -> AbstractContextManager[Any]:
-    """What topics lose as an unload has a broker load them first is nobody's business."""
-    return patch.object(TopicRun, "lost_at_load", lambda *_: None)
-
-
 def brokers_may_unsubscribe() -> AbstractContextManager[Any]:
     """Which subscriptions brokers delete by themselves of a topic that is loaded is nobody's business."""
     real, code = load_rules._monitored, load_rules.LoadKept.SUBSCRIPTION_WOULD_EXPIRE
@@ -189,7 +183,6 @@ LOADS: Mapping[str, Mutation] = {
     "load topics whatever their global policies do at first": load_whatever_counts_at_first,
     "load topics whose TTL counts too late": brokers_may_expire_sooner,
     "load topics whose deduplication counts too late": brokers_may_forget,
-    "unload topics that lose data by that": unload_what_loses_data,
     "expire messages of cursors that are no subscriptions": expire_for_everyone,
     "let brokers delete subscriptions meanwhile": brokers_may_unsubscribe,
     "let brokers drop backlogs meanwhile": brokers_may_evict,

@@ -118,7 +118,6 @@ CAUGHT_BY = {
     "expire messages whatever the policies of topics say": 176,
     "expire messages whatever the global policies of topics say": 796,
     "load topics whatever their global policies do at first": 176,
-    "unload topics that lose data by that": 56,
     "load topics whose TTL counts too late": 176,
     "load topics whose deduplication counts too late": 616,
     "expire messages of cursors that are no subscriptions": 376,
