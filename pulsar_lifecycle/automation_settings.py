@@ -17,7 +17,7 @@ from pulsar_lifecycle.setting_types import Seconds, SecretRef, Section
 _FIELDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 """Lowest and highest value of minute, hour, day of the month, month, and day of the week (0 and 7: Sunday)."""
 LONGEST_WINDOW = 7 * 86_400.0
-_BEYOND_APPLY = ("offload", "bookkeeper_copies", "bookies")
+BEYOND_APPLY = ("offload", "bookkeeper_copies", "bookies")
 """Kinds for which the caps of ``[apply]`` do not hold."""
 
 
@@ -275,8 +275,8 @@ class AutomationSettings(Section):
     """``{ env = "..." }`` or ``{ file = "..." }``: the URL to which the sensor ``failed_runs`` posts; unset: none."""
 
     def check_minimums(self, max_ledgers: int, max_bytes: int) -> None:
-        """Raise ValueError where a minimum is above a cap of ``[apply]``, which holds for all but ``_BEYOND_APPLY``."""
-        kinds = {name: kind for name, kind in self if isinstance(kind, KindAutomation) and name not in _BEYOND_APPLY}
+        """Raise ValueError where a minimum is above a cap of ``[apply]``, which holds for all but ``BEYOND_APPLY``."""
+        kinds = {name: kind for name, kind in self if isinstance(kind, KindAutomation) and name not in BEYOND_APPLY}
         for name, kind in kinds.items():
             for what, least, most in (
                 ("ledgers", kind.min_ledgers, max_ledgers),

@@ -94,6 +94,11 @@ class Deletes:
         if not settings.deletion.topicTwoPhaseDeletionEnabled:
             raise RefusedBy(RefusalCode.SWITCHED_OFF, plan_checks.SWITCHED_OFF)
         plan_checks.check_caps(summary, self.sized(rows), effective_caps(settings.apply))
+        self.check_scan(summary, lake, settings, now)
+
+    @staticmethod
+    def check_scan(summary: PlanSummary, lake: Lake, settings: Settings, now: int) -> None:
+        """The plan's own scan."""
         valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
         plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
 

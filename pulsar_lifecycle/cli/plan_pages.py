@@ -23,7 +23,6 @@ from pulsar_lifecycle.lifecycle.activity import inactive_planning
 from pulsar_lifecycle.lifecycle.bookies import collection_planning
 from pulsar_lifecycle.lifecycle.load import load_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.scan.evidence import refuse_old_evidence
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.tiered.buckets.bucket_rules import SweepAction
@@ -365,8 +364,7 @@ class CollectionPlans(Deletes):
 
     def check(self, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> None:
         """The plan's own scan."""
-        valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
-        plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
+        self.check_scan(summary, lake, settings, now)
 
     def facts(self, summary: PlanSummary, rows: pa.Table) -> list[tuple[str, str]]:
         """How many of how many bookies, and what they could free."""

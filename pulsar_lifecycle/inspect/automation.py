@@ -14,7 +14,7 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.automation_settings import Automation, KindAutomation
+from pulsar_lifecycle.automation_settings import BEYOND_APPLY, Automation, KindAutomation
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy, UsageError
 from pulsar_lifecycle.inspect.growth import CLOCKS_APART_MS, largest_applied, ledgers_of, plans_since
 from pulsar_lifecycle.inspect.kept_plans import KEPT, Plan, stored_plan
@@ -85,7 +85,7 @@ class AutomatedKind:
     @property
     def under_apply_caps(self) -> bool:
         """Whether its job applies plans under the caps of ``[apply]``."""
-        return self.kind not in (PlanKind.OFFLOAD, PlanKind.COLLECTION)
+        return self.name not in BEYOND_APPLY
 
     def rows(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
         """What of a plan's rows may go by itself."""

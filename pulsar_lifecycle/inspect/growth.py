@@ -19,7 +19,7 @@ from pulsar_lifecycle.runs.automation_rule import Amount
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.plans.offload_plan import OffloadChoice, OffloadPlan
-from pulsar_lifecycle.values.plans.plan_kind import PlanKind, kind_of
+from pulsar_lifecycle.values.plans.plan_kind import PlanKind
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.automation import AutomatedKind
@@ -93,7 +93,7 @@ def _largest_since(
     rows = applied_rows(where.journal_reader, mine, list(others), begun, kind.effects, but=_STAYED)
     applied = counted(rows)
     whole = [others[i] for i, done in applied.items() if _share(kind, others[i], done) >= 1]
-    ledgers = max((_most(others[i], done) for i, done in applied.items()), default=0)
+    ledgers = max((_most(kind, others[i], done) for i, done in applied.items()), default=0)
     largest = Amount(ledgers, max((bytes_of(one, kind.action) for one in whole), default=0))
 
     def most_bytes(one: Plan) -> tuple[int, float, int]:
@@ -116,13 +116,13 @@ def _largest_since(
 
 def _share(kind: AutomatedKind, plan: Plan, done: AppliedTo) -> float:
     """How much of a plan was applied: 1 is all of it."""
-    most = done.topics if kind.kind in _BY_TOPIC else _most(plan, done)
+    most = done.topics if kind.kind in _BY_TOPIC else _most(kind, plan, done)
     return most / max(ledgers_of(plan, kind.action), 1)
 
 
-def _most(plan: Plan, done: AppliedTo) -> int:
+def _most(kind: AutomatedKind, plan: Plan, done: AppliedTo) -> int:
     """To how many ledgers a plan was applied. One of bookies counts as a whole: no column of the journal has them."""
-    return plan.rows if kind_of(plan.plan_id) is PlanKind.COLLECTION else done.most
+    return plan.rows if kind.kind is PlanKind.COLLECTION else done.most
 
 
 def _bytes_in(where: Cluster, kind: AutomatedKind, plan: Plan, applied: pa.Table) -> int | None:

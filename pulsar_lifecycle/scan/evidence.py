@@ -172,14 +172,24 @@ def check_order(
     is stale, report-only, of another cluster or beyond the caps; NotFound, UsageError, Paused.
     """
     settings = cluster.settings
-    caps, now = caps_of(settings, order), cluster.clock.now_ms()
+    caps = caps_of(settings, order)
     with cluster.ports(read_only=True) as ports:
         fingerprint = (check_store if dry_run else check_may_act)(cluster, ports.store)
     summary, rows = stored(order.plan_id)
+    check_plan(cluster, order, summary, digest(rows, summary.to_json()), fingerprint)
+    named = plan_checks.within(rows, order.namespaces)
+    some = named.slice(0, order.limit or named.num_rows)
+    plan_checks.check_caps(summary, as_capped(some), caps)
+    return summary, some, caps
+
+
+def check_plan(cluster: Cluster, order: Order, summary: PlanSummary, found: str, fingerprint: str) -> None:
+    """Raise Refused unless a plan may be applied now, by itself and by its scan; ``found``: its files' digest."""
+    settings, now = cluster.settings, cluster.clock.now_ms()
     valid = int(settings.orphans.plan_valid_for * 1000)
     plans.check_applicable(
         summary,
-        digest(rows, summary.to_json()),
+        found,
         digest_given=order.digest,
         cluster=settings.cluster,
         fingerprint=fingerprint,
@@ -187,10 +197,6 @@ def check_order(
         valid_for_ms=valid,
     )
     plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
-    named = plan_checks.within(rows, order.namespaces)
-    some = named.slice(0, order.limit or named.num_rows)
-    plan_checks.check_caps(summary, as_capped(some), caps)
-    return summary, some, caps
 
 
 def check_store(cluster: Cluster, store: MetadataStore) -> str:

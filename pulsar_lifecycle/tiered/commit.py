@@ -126,12 +126,12 @@ def begin_topic(
             run.run_id,
             ports.clock.now_ms(),
         )
-        if unread is None and read_check.due(topic, attempt):
-            unread = why_not_read(run, ports, topic)
-        if unread and read_check.due(topic, attempt):
-            why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {unread}")
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FAILED, why))
-            continue
+        if read_check.due(topic, attempt):
+            unread = why_not_read(run, ports, topic) if unread is None else unread
+            if unread:
+                why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {unread}")
+                outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FAILED, why))
+                continue
         try:
             attempts.begin(ports.store, attempt)
         except Conflict as error:

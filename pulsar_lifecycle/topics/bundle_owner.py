@@ -130,7 +130,7 @@ def would_be_loaded(
     """
     if not owners.of(store, brokers, topic) and (others := _others(store, topic, going)):
         return f"nobody owns its bundle, which has {others[0]}, too"
-    first = next(_loaded_along(store, brokers, owners, _read_along(store, topic), going), None)
+    first = next(_loaded_along(store, brokers, owners, _read_along(_listed(store, topic)), going), None)
     return first.text if first else None
 
 
@@ -153,9 +153,10 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> I
     Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
     others.
     """
-    if _listed(store, topic) is None:
+    listed = _listed(store, topic)
+    if listed is None:
         yield LoadedAlong(topic, _unlisted(topic))
-    along = _read_along(store, topic)
+    along = _read_along(listed)
     place = bundles(store, [topic, *along])
     others = [one for one in along if place[one] != place[topic] or place[one] == str(one.namespace)]
     yield from _loaded_along(store, brokers, Owners(), others, ())
@@ -170,9 +171,9 @@ def _loaded_along(
             yield from (LoadedAlong(one, other) for other in _others(store, one, going))
 
 
-def _read_along(store: MetadataStore, topic: Topic) -> list[Topic]:
-    """The topics of its namespace that a broker reads as it loads it."""
-    return [one for one in _listed(store, topic) or () if one.partitioned_parent.local in BY_THEMSELVES]
+def _read_along(listed: Collection[Topic] | None) -> list[Topic]:
+    """Those topics of a namespace that a broker reads as it loads one of it."""
+    return [one for one in listed or () if one.partitioned_parent.local in BY_THEMSELVES]
 
 
 def _listed(store: MetadataStore, topic: Topic) -> list[Topic] | None:

@@ -255,11 +255,11 @@ class Unloads:
 
     def wait_for_acks(self, store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
         """:func:`unread_acks`, once a moment has passed in which its broker may have read them."""
-        for _ in range(TRIES):
-            if (unread := unread_acks(store, admin, topic)) is None:
-                break
+        for _ in range(TRIES - 1):
+            if unread_acks(store, admin, topic) is None:
+                return None
             self._clock.sleep(1.0)
-        return unread
+        return unread_acks(store, admin, topic)
 
     def _tries(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         error: LifecycleError | None = None

@@ -18,7 +18,6 @@ from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
 from pulsar_lifecycle.lifecycle.bookies.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.bookies.collection import CollectionChoice, PlannedCollection, plan_collection
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
@@ -67,17 +66,7 @@ def read_racks(store: MetadataStore) -> dict[str, str]:
 def planned_bookies(cluster: Cluster, order: Order, fingerprint: str) -> list[str]:
     """The bookies of a plan, if it may be applied now, by the rules of every plan. Raises Refused, NotFound."""
     summary, rows = cluster.lake.collection_plan(order.plan_id)
-    now, valid = cluster.clock.now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
-    plans.check_applicable(
-        summary,
-        collection_plan.digest(rows, summary.to_json()),
-        digest_given=order.digest,
-        cluster=cluster.settings.cluster,
-        fingerprint=fingerprint,
-        now=now,
-        valid_for_ms=valid,
-    )
-    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
+    evidence.check_plan(cluster, order, summary, collection_plan.digest(rows, summary.to_json()), fingerprint)
     return rows.column("bookie").to_pylist()
 
 

@@ -273,18 +273,7 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
     """The rows to apply, lowest ledgers first. Raises Refused by the rules of every plan."""
     _declared(cluster.settings)
     summary, rows = cluster.lake.object_plan(order.plan_id)
-    now, valid = cluster.clock.now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
-    found = bucket_rules.digest(rows, summary.to_json())
-    plans.check_applicable(
-        summary,
-        found,
-        digest_given=order.digest,
-        cluster=cluster.settings.cluster,
-        fingerprint=fingerprint,
-        now=now,
-        valid_for_ms=valid,
-    )
-    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
+    evidence.check_plan(cluster, order, summary, bucket_rules.digest(rows, summary.to_json()), fingerprint)
     some = plan_checks.within(rows, order.namespaces).slice(0, order.limit or rows.num_rows)
     plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
     return summary, some
