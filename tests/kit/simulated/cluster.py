@@ -6,6 +6,7 @@ product does with them (``pipeline.py``) and what a test expects.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +18,8 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, encode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Position, Topic, encode_name
+from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
@@ -279,6 +281,11 @@ class SimulatedCluster:
         """A broker lists the topic as loaded."""
         self.admin.topics.setdefault(topic, {})
         self.admin.loaded[str(topic)] = BROKER
+
+    def halve(self, namespace: Namespace | str) -> None:
+        """A namespace has two bundles of one size."""
+        halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
+        self.put(f"{BUNDLES_ROOT}/{namespace}", json.dumps(halves).encode())
 
     def wait(self, hours: float) -> None:
         """Let time pass."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zlib
+from collections.abc import Sequence
 from uuid import uuid4
 
 import pytest
@@ -12,8 +12,9 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.tiered import commit as tiered_commit
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
-from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
+from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses, Replication
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.values.codes import Code
@@ -37,6 +38,12 @@ LOSING = pytest.mark.parametrize(
 )
 
 
+def assert_waits_for_another(found: Sequence[OffloadOutcome], code: LoadLoss) -> None:
+    """Each must be read first, and its topic must not be loaded."""
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
+    assert all(f"({code})" in one.reason and "another topic of its namespace" in one.reason for one in found)
+
+
 @LOSING
 def test_nothing_is_copied_that_must_be_read_first_where_its_topic_would_lose_data(
     losses: LoadLosses, code: LoadLoss
@@ -46,8 +53,7 @@ def test_nothing_is_copied_that_must_be_read_first_where_its_topic_would_lose_da
     scene.losses = losses
     attempts, found = scene.session().begin(scene.wanted)
     assert (attempts, scene.open_attempts, scene.cluster.admin.touched) == ([], [], [])
-    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
-    assert all(f"({code})" in one.reason and "another topic of its namespace" in one.reason for one in found)
+    assert_waits_for_another(found, code)
 
 
 @LOSING
@@ -59,8 +65,7 @@ def test_no_ledger_of_a_topic_is_committed_that_must_be_read_first_and_would_los
     session, proven = begun(scene)
     scene.losses = losses
     found = session.commit(proven)
-    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.FAILED, Code.READ_CHECK_DUE)}
-    assert all(f"({code})" in one.reason and "another topic of its namespace" in one.reason for one in found)
+    assert_waits_for_another(found, code)
     assert (scene.complete, scene.cluster.admin.touched, words(scene)) == ([], [], [])
     assert scene.open_attempts == scene.wanted
 
@@ -119,8 +124,7 @@ def test_nothing_is_copied_that_must_be_read_first_where_a_subscription_would_go
 def test_what_must_be_read_first_is_copied_where_others_that_are_loaded_with_it_lose_nothing(loses: bool) -> None:
     """Its broker reads policies of topics, and who takes the bundle of these loads all topics in it."""
     scene = Scene()
-    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
-    scene.cluster.put(f"{BUNDLES_ROOT}/{TOPIC.namespace}", json.dumps(halves).encode())
+    scene.cluster.halve(TOPIC.namespace)
     here = zlib.crc32(str(TOPIC).encode()) >> 31
     names = (f"persistent://{TOPIC.namespace}/{local}" for local in (*BY_THEMSELVES, *map(str, range(99))))
     there = [Topic.parse(name) for name in names if zlib.crc32(name.encode()) >> 31 != here]

@@ -204,8 +204,7 @@ def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
 
     In its own bundle, which has no owner either, nothing else is loaded.
     """
-    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
-    scene.cluster.put(f"{BUNDLES_ROOT}/{TOPIC.namespace}", json.dumps(halves).encode())
+    scene.cluster.halve(TOPIC.namespace)
     own = half_of(TOPIC)
     read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != own)
     beside = {half_of(one): one for one in (in_namespace(f"t-{number}") for number in range(9))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
@@ -274,8 +272,7 @@ def test_a_partition_that_the_budget_leaves_keeps_no_other(scene: ActivityScene)
     unused(scene, *FOUR)
     scene.change(at_once=1, max_per_bundle=1)
     made, _ = plan(scene)
-    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
-    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    scene.servers.halve(NAMESPACE)
     whole = f"/namespace/{NAMESPACE}/0x00000000_0xffffffff"
     owner = scene.servers.zookeeper.data(whole)
     scene.servers.remove(whole)
@@ -293,8 +290,7 @@ def test_none_is_begun_where_the_bundle_of_a_later_partition_is_shared(scene: Ac
     beside = [name for name in map("t-{}".format, range(20)) if upper(name) != upper(FOUR[0])]
     unused(scene, *FOUR, beside[0])
     made, _ = plan(scene)
-    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
-    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    scene.servers.halve(NAMESPACE)
     scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
     if shared:
         scene.servers.topic(scene.named(beside[1]))

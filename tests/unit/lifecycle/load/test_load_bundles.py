@@ -12,7 +12,7 @@ from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
+from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
@@ -80,8 +80,7 @@ def test_a_topic_is_left_whose_broker_reads_policies_out_of_a_bundle_that_nobody
     """Its own bundle has an owner; whoever takes that of ``__change_events`` loads all that is in there."""
     events = Topic.parse(f"{OWN}__change_events")
     upper = bool(zlib.crc32(str(events).encode()) >> 31)
-    halves = {"bundles": {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2}}
-    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(halves).encode())
+    scene.servers.halve(NAMESPACE)
     name = named(not upper)
     expired(scene, name)
     scene.servers.topic(events)
