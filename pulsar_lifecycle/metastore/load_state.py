@@ -187,7 +187,7 @@ def _refuse_missing(registered: Iterable[str], ids: Iterable[str]) -> None:
     if missing:
         raise Unavailable(
             f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
-            "is that the same cluster?"
+            "is that the same cluster? If so, scan again: a broker that has just come is listed a moment later"
         )
 
 

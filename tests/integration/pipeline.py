@@ -31,6 +31,7 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     stored_subscriptions,
     topics_of,
 )
+from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.connect import metadata_store
 from pulsar_lifecycle.io.lake.journal import FileJournal
@@ -44,6 +45,7 @@ from pulsar_lifecycle.runs.cluster import Cluster as Where
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings, load_settings
 from pulsar_lifecycle.values.epoch import Epoch
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from pulsar_lifecycle.values.refusals import RefusalCode
 from resources.lifecycle import LifecycleResource
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import BUCKET, Cluster
@@ -186,14 +188,20 @@ class Pipeline:
     def delete_until(self, done: Callable[[], bool], seconds: float = 300) -> list[list[OutcomeCount]]:
         """:meth:`scan_and_delete`, at least once, until ``done`` or that much time is up: what each run found.
 
-        One run need not do: what a broker may be loading is retried, and waits for a later scan.
+        One run need not do: what a broker may be loading is retried, and waits for a later scan. So does everything
+        after a scan that is not covered, as one is amid the registration of a broker that comes back.
         """
         end = time.monotonic() + seconds
-        found = [self.scan_and_delete()]
-        while not done() and time.monotonic() < end:
+        found: list[list[OutcomeCount]] = []
+        while True:
+            try:
+                found.append(self.scan_and_delete())
+            except RefusedBy as refused:
+                if refused.code != RefusalCode.SCAN_NOT_COVERED or time.monotonic() > end:
+                    raise
+            if done() or time.monotonic() > end:
+                return found
             time.sleep(2)
-            found.append(self.scan_and_delete())
-        return found
 
     # ----------------------------------------------------------------------------------------------------- the outcome
 
