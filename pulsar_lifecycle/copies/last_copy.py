@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from pulsar_lifecycle.copies import object_pairs, whole_copies
+from pulsar_lifecycle.copies import listed_ledgers, object_pairs, whole_copies
 from pulsar_lifecycle.copies.object_pairs import ObjectPair, OffloadReference, StoredObject
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
@@ -23,7 +23,6 @@ from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead, ObjectStore, ReplicaCheck, Unread
 from pulsar_lifecycle.throttle import Pace
-from pulsar_lifecycle.topics import listed_ledgers
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.referenced import Referenced
 

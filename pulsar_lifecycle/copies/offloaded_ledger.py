@@ -19,6 +19,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, UsageError
 from pulsar_lifecycle.formats import crc32c, offload_index, offload_object
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.offload_block import BlockReader
 from pulsar_lifecycle.formats.offload_index import OffloadIndex, OffloadIndexEntry
 from pulsar_lifecycle.ports import Entry, EntryBatch, ObjectHead, ObjectStore
@@ -42,6 +43,15 @@ class Location:
     bucket: str
     uuid: UUID
     ledger_id: int
+
+    @classmethod
+    def of(cls, info: LedgerInfo) -> Location | None:
+        """Of a complete offload of a ledger, as its topic lists it; None if it is none, or names no bucket."""
+        offload = info.offload
+        bucket = offload.driver_metadata.get("bucket") if offload else None
+        if offload is None or not offload.complete or offload.uuid is None or not bucket:
+            return None
+        return cls(bucket, offload.uuid, info.ledger_id)
 
     @property
     def data_key(self) -> str:

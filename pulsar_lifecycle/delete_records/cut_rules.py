@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from pulsar_lifecycle.copies.listed_ledgers import open_attempt
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, Timestamp
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -18,7 +19,6 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.managed_ledger import LOW_WATERMARK
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MessagePosition, Position, encode_name
 from pulsar_lifecycle.topics import protection
-from pulsar_lifecycle.topics.listed_ledgers import open_attempt
 from pulsar_lifecycle.topics.low_watermark import highest
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.values.codes import Code, Why, why_failed

@@ -34,7 +34,7 @@ from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, unread_acks
-from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic
+from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, lost_by_load
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
@@ -146,7 +146,7 @@ class PartitionDeletion:
         if isinstance(looked, Refusal):
             return looked
         read, cut = looked
-        if refusal := losing(self._run, read.view, cut):
+        if refusal := losing(read.view, cut, self._lost):
             return refusal
         unloads = self._unloads(read, cut)
         if not self._guard.unloads.keep(self._topic, unloads):
@@ -157,6 +157,10 @@ class PartitionDeletion:
         finally:
             if unloads:
                 self._give_back()
+
+    def _lost(self, view: PartitionView) -> Why | None:
+        """By a load of the partition, and of what is loaded with it."""
+        return lost_by_load(self._run, self._ports, view.topic, others_may=True)
 
     def _check(self) -> None:
         """Before each step that may be left to another run: raise Paused, LeaseLost, or _TimeOut.

@@ -171,6 +171,10 @@ class _Planning:
         with ThreadPoolExecutor(min(AT_ONCE, -(-len(topics) // EACH)), "partitions") as pool:
             return dict(zip(topics, pool.map(look, topics), strict=True))
 
+    def _lost(self, view: PartitionView) -> Why | None:
+        """By a load of the partition alone: what is loaded with it an apply asks."""
+        return self._run.lost_at_load(view.topic, view.positions)
+
     def _judged(
         self, topic: TopicPartition, offset: Offset, read: Read | Refusal, answer: ResolvedOffset | Refusal | None
     ) -> tuple[Cut | None, Refusal | None]:
@@ -203,7 +207,7 @@ class _Planning:
             may_write_loaded=self._run.writes_loaded(topic),
             latest_delivery=delivery if delivery > self._run.now else 0,
         )
-        refusal = refusal or unreplicated(read.view, self.clusters) or losing(self._run, read.view, cut)
+        refusal = refusal or unreplicated(read.view, self.clusters) or losing(read.view, cut, self._lost)
         if refusal is None and isinstance(offset, Timestamp) and answer and not self._options.any_order:
             refusal = out_of_order(answer)
         return cut, refusal

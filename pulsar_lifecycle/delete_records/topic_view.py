@@ -5,10 +5,11 @@ Belongs here: reading what ``cut_rules.py`` judges. Not here: the rules (``cut_r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.partition import Extent, PartitionView
@@ -27,7 +28,6 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replication_clusters
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
@@ -190,7 +190,7 @@ def replication_of(
     own: dict[Namespace, NamespacePolicies] = {}
     for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
         by_namespace[namespace] = _named(path, node)
-        own[namespace] = read_namespace(ports.store, ports.reader, namespace, root)
+        own[namespace] = read_namespace(ports.store, ports.reader, lambda: ports.objects, namespace, root)
     alone = any(policies.unknown for policies in own.values()) and _is_alone(configuration, cluster)
     found = {
         topic: by_namespace[topic.namespace]
@@ -226,8 +226,8 @@ def unreplicated(view: PartitionView, clusters: Mapping[TopicPartition, Clusters
     return found if isinstance(found, Refusal) else cut_rules.unreplicated(view, found)
 
 
-def losing(run: TopicRun, view: PartitionView, cut: Cut) -> Refusal | None:
-    """Why its broker is not asked for what a partition is loaded for: it would lose data. None if it may be.
+def losing(view: PartitionView, cut: Cut, lost: Callable[[PartitionView], Why | None]) -> Refusal | None:
+    """Why its broker is not asked for what a partition is loaded for: something is ``lost`` by it. None if it may be.
 
     Moving a cursor has one loaded that no broker has; a new ledger is begun by a load, whoever had it before. One that
     counts as loaded is unloaded once its ledgers are off its list: that loads it first where no broker has it, and its
@@ -236,7 +236,7 @@ def losing(run: TopicRun, view: PartitionView, cut: Cut) -> Refusal | None:
     unloaded = view.loaded and cut.ledgers
     if not cut.rolls and not unloaded and (view.broker or not cut.moved):
         return None
-    loss = run.lost_at_load(view.topic, view.positions)
+    loss = lost(view)
     return Refusal(RecordsError.LOAD_WOULD_LOSE, loss) if loss else None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.copies.listed_ledgers import copies_of, kept_copy
 from pulsar_lifecycle.delayed_index.stored.index_reading import IndexPorts, index_ports
 from pulsar_lifecycle.errors import LifecycleError, NotFound, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
@@ -47,7 +48,6 @@ from pulsar_lifecycle.ports import ClusterPorts, LedgerReader, MetadataStore, No
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.listed_ledgers import copies_of, kept_copy
 from pulsar_lifecycle.topics.policies import Layers, Unreadable
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import policies_now

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.copies.listed_ledgers import kept_copies, on_disk
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
@@ -22,7 +23,6 @@ from pulsar_lifecycle.lifecycle.verdicts import GOING, RetentionVerdict
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.listed_ledgers import kept_copies, on_disk
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_now import retention_now

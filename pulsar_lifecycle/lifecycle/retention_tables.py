@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.copies.listed_ledgers import OF_COPY
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     OF_NAME,
@@ -26,7 +27,6 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 )
 from pulsar_lifecycle.ports import Connect, Lake
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.listed_ledgers import OF_COPY
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import OF_TRANSACTIONS
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy

@@ -82,11 +82,11 @@ def of_owner(store: MetadataStore, objects: ObjectStore, owner: Topic | Namespac
         for info in managed_ledger.decode(node.data).ledgers if node else ():
             if info.offload is None or not info.offload.complete:
                 continue
-            bucket = info.offload.driver_metadata.get("bucket", "")
-            if info.offload.uuid is None or not bucket:
+            location = Location.of(info)
+            if location is None:
                 left_out[str(info.ledger_id)] = "its offload names no object of a bucket"
             else:
-                wanted[Location(bucket, info.offload.uuid, info.ledger_id)] = path
+                wanted[location] = path
     found = _headed(objects, list(wanted))
     return Offloads(tuple(replace(one, owner=wanted[one.location]) for one in found), left_out)
 

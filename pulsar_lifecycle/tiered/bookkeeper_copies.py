@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.copies import attempts, failed_proofs
+from pulsar_lifecycle.copies import attempts, failed_proofs, listed_ledgers
 from pulsar_lifecycle.copies.location import OffloadedCopy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import Refused
@@ -29,7 +29,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unread
-from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.first_phase import send_messages
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, Change, EditOutcome, TopicRun, edit_topic, why_loaded

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies import attempts, listed_ledgers
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.location import OffloadedCopy
 from pulsar_lifecycle.errors import Conflict, LifecycleError, RefusedBy
@@ -42,7 +42,7 @@ from pulsar_lifecycle.tiered.read_check import (
     record_passed,
 )
 from pulsar_lifecycle.tiered.revert import reverted_info, unlike_bookkeeper
-from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     SHADOWS_SEEN_FOR,

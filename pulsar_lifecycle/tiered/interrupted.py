@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies import attempts, listed_ledgers
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
 from pulsar_lifecycle.copies.last_copy import CopyEvidence, UnnamedCopy, why_not_there, why_unlike
 from pulsar_lifecycle.copies.location import OffloadedCopy, namespace_location
@@ -29,7 +29,7 @@ from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import READ_FIRST, ReadCheck
 from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, without_bookkeeper
-from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun, why_loaded
 from pulsar_lifecycle.values.codes import Code, Why, why_failed

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import cast
 from uuid import UUID
 
-from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies import attempts, listed_ledgers
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -16,7 +16,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
-from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import STOPPING, Change, EditOutcome, TopicRun, edit_topic
 from pulsar_lifecycle.values.codes import Code, Why

@@ -38,7 +38,7 @@ class Unreadable(StrEnum):
     CHANGING = "changing"
     """The topic changed each time while it was read."""
     NOT_WHOLE = "not_whole"
-    """BookKeeper does not have all of it any more."""
+    """BookKeeper does not have all of it any more, and the rest is not read where it was offloaded to."""
     AMBIGUOUS = "ambiguous"
     """``__change_events`` is there as a topic and as a partitioned one."""
     OTHER_SERVICE = "other_service"

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pulsar_lifecycle.copies import listed_ledgers
+from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -20,7 +22,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
+from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
@@ -30,7 +32,6 @@ from pulsar_lifecycle.topics.first_phase import (
     of_topic,
     send_messages,
 )
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun
 from pulsar_lifecycle.trimming import trim_rules

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy, kept_copy, open_attempt
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
@@ -21,7 +22,6 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.formats.offload_object import halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, kept_copy, open_attempt
 from pulsar_lifecycle.values import findings, owner_names
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.findings import component_of

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
@@ -17,7 +18,6 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy, copies_of
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, TopicRun, checked_path, why_loaded
 from pulsar_lifecycle.trimming import trim_rules

@@ -279,13 +279,12 @@ def opened_copy(ports: IndexPorts, info: LedgerInfo, missing: LifecycleError) ->
     Raises ``missing``, which says why its metadata was not read, where BookKeeper may have it or it has no copy;
     Refused without an object store; what ``open_offloaded`` raises.
     """
-    offload = info.offload
-    if not isinstance(missing, NotFound) or offload is None or not offload.complete or offload.uuid is None:
+    location = Location.of(info)
+    if not isinstance(missing, NotFound) or location is None:
         raise missing
     if ports.objects is None:
         raise RefusedBy(Code.NO_OBJECT_STORE, "only its offloaded copy is left, and object_store is not set")
-    bucket = offload.driver_metadata.get("bucket", "")
-    return open_offloaded(ports.objects, Location(bucket, offload.uuid, info.ledger_id))
+    return open_offloaded(ports.objects, location)
 
 
 def _of_open(

@@ -190,11 +190,9 @@ def _ledger(
 
 
 def _offloaded(objects: ObjectStore | None, info: LedgerInfo) -> ReadableLedger | LifecycleError:
-    offload = info.offload
-    bucket = offload.driver_metadata.get("bucket", "") if offload else ""
-    if offload is None or not offload.complete or offload.uuid is None or not bucket:
+    location = Location.of(info)
+    if location is None:
         return NotFound(f"ledger {info.ledger_id}: it has no z-node, and no offloaded copy")
-    location = Location(bucket, offload.uuid, info.ledger_id)
     if info.entries is not None:
         return ReadableLedger(info.ledger_id, info.entries - 1, info.size or 0, None, location)
     if objects is None:

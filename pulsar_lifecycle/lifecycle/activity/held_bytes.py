@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.copies.listed_ledgers import OF_COPY, on_disk
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.topics.listed_ledgers import OF_COPY, on_disk
 from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.values.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.copies.listed_ledgers import on_disk
 from pulsar_lifecycle.lifecycle.held.open_ledgers import with_sizes
 from pulsar_lifecycle.lifecycle.load.going_subscriptions import (
     Inactive,
@@ -30,7 +31,6 @@ from pulsar_lifecycle.lifecycle.load.other_cursors import would_compact
 from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import RetentionVerdict
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.listed_ledgers import on_disk
 from pulsar_lifecycle.topics.load_losses import REPLICATOR, LoadLoss, is_subscription
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE

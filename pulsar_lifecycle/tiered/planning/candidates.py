@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.topics.listed_ledgers import THEIRS
+from pulsar_lifecycle.copies.listed_ledgers import THEIRS
 from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,
     KNOWN_DRIVERS,

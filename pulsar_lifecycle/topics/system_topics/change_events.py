@@ -30,6 +30,7 @@ from pulsar_lifecycle.topics.policies import (
     topics_have_policies,
 )
 from pulsar_lifecycle.topics.system_topics.system_topic import (
+    Objects,
     OnlyInBucket,
     WrittenMeanwhile,
     located,
@@ -53,18 +54,25 @@ def read_namespaces(
         return dict.fromkeys(namespaces, NamespacePolicies(unknown=unknown))
     with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        return {name: read_namespace(ports.store, ports.reader, Namespace.parse(name), root) for name in namespaces}
+        return {
+            name: read_namespace(ports.store, ports.reader, lambda: ports.objects_if_set, Namespace.parse(name), root)
+            for name in namespaces
+        }
 
 
 def read_namespace(
-    store: MetadataStore, reader: LedgerReader, namespace: Namespace, root: str = "/ledgers"
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: Objects,
+    namespace: Namespace,
+    root: str = "/ledgers",
 ) -> NamespacePolicies:
     """The policies of a namespace's topics; never raises for what it reads, and writes nothing.
 
     In memory: the last event of each topic, and a few MiB of a ledger.
     """
     try:
-        return _read(store, reader, namespace, root)
+        return _read(store, reader, objects, namespace, root)
     except WrittenMeanwhile as error:
         return NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, str(error)))
     except OnlyInBucket as error:
@@ -75,7 +83,9 @@ def read_namespace(
         return NamespacePolicies(unknown=Unknown(Unreadable.UNREAD, str(error)))
 
 
-def _read(store: MetadataStore, reader: LedgerReader, namespace: Namespace, root: str) -> NamespacePolicies:
+def _read(
+    store: MetadataStore, reader: LedgerReader, objects: Objects, namespace: Namespace, root: str
+) -> NamespacePolicies:
     store.sync("/")
     parts = parts_of(store, namespace, CHANGE_EVENTS)
     if not parts:
@@ -87,7 +97,7 @@ def _read(store: MetadataStore, reader: LedgerReader, namespace: Namespace, root
     schemas = _Schemas(store, reader, parts[0].schema_id, root)
     replayed = Replayed(namespace)
     # Each topic's events are in one partition, unless partitions were added: then the time decides.
-    found = [one for part in parts for one in _events(store, reader, part, schemas, root)]
+    found = [one for part in parts for one in _events(store, reader, objects, part, schemas, root)]
     for one in sorted(found, key=lambda one: one.publish_time) if len(parts) > 1 else found:
         with located(one.where):
             if one.value is None:
@@ -116,7 +126,9 @@ class _Event:
         return self.key, bool((self.value["topicPoliciesEvent"]["policies"] or {}).get("isGlobal"))
 
 
-def _events(store: MetadataStore, reader: LedgerReader, topic: Topic, schemas: _Schemas, root: str) -> list[_Event]:
+def _events(
+    store: MetadataStore, reader: LedgerReader, objects: Objects, topic: Topic, schemas: _Schemas, root: str
+) -> list[_Event]:
     """The last event of each that it is about, in their order."""
 
     def take(entries: Iterator[tuple[Position, bytes]]) -> list[_Event]:
@@ -127,7 +139,7 @@ def _events(store: MetadataStore, reader: LedgerReader, topic: Topic, schemas: _
                 found[one.replaced_by] = one
         return list(found.values())
 
-    return read_whole(store, reader, topic, root, take) or []
+    return read_whole(store, reader, objects, topic, root, take) or []
 
 
 def _messages(position: Position, data: bytes, schemas: _Schemas) -> Iterator[_Event]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import function_metadata
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+from pulsar_lifecycle.ports import ClusterPorts
 from pulsar_lifecycle.run_settings import FUNCTIONS_METADATA
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
@@ -53,7 +53,7 @@ def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
     try:
         with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
             ports.store.sync("/")
-            found = _names(ports.store, ports.reader, Topic.parse(name), settings.bookkeeper.ledgers_root)
+            found = _names(ports, Topic.parse(name), settings.bookkeeper.ledgers_root)
     except LifecycleError as error:
         text = f"{name} cannot be read whole, so nobody knows by which names functions subscribe: {error}. {_WAY_OUT}"
         return FunctionSubscriptions(unknown=text)
@@ -62,11 +62,12 @@ def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
     return FunctionSubscriptions(found or frozenset())
 
 
-def _names(store: MetadataStore, reader: LedgerReader, topic: Topic, root: str) -> frozenset[str] | None:
+def _names(ports: ClusterPorts, topic: Topic, root: str) -> frozenset[str] | None:
     """None without the topic: workers make it before there is any function."""
-    parts = parts_of(store, topic.namespace, topic.local)
-    found = [names for part in parts if (names := read_whole(store, reader, part, root, _taken)) is not None]
-    return frozenset[str]().union(*found) if found else None
+    parts = parts_of(ports.store, topic.namespace, topic.local)
+    found = [read_whole(ports.store, ports.reader, lambda: ports.objects_if_set, one, root, _taken) for one in parts]
+    there = [names for names in found if names is not None]
+    return frozenset[str]().union(*there) if there else None
 
 
 def _taken(entries: Iterator[tuple[Position, bytes]]) -> set[str]:

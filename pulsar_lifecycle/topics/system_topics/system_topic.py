@@ -5,7 +5,7 @@ Belongs here: which entries these are, in which order, and that nothing is missi
 
 What a reader gets: every message that a broker had acknowledged when the reading began. One that was being written
 then may be in it or not: of an open ledger all is read that its bookies show, without recovery, and the last entry of
-it may not be confirmed yet.
+it may not be confirmed yet. A ledger that BookKeeper has no more is read from its offloaded copy.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar, cast
 
+from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import compacted_entry, managed_ledger, message
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.message import Message, MessageEntry
+from pulsar_lifecycle.formats.offload_object import S3_DRIVERS
 from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Position, Topic, encode_name
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore, Unread
 from pulsar_lifecycle.scan import stored_references
 
 T = TypeVar("T")
+Objects = Callable[[], ObjectStore | None]
+"""The buckets of tiered storage, opened where some of a topic is only there; None where the settings have none."""
 
 TRIES = 3
 """How often a topic is read anew that changed, or failed, while it was read."""
@@ -37,7 +41,7 @@ class WrittenMeanwhile(LifecycleError):
 
 
 class OnlyInBucket(LifecycleError):
-    """Some of it is only in a bucket."""
+    """Some of it is only in a bucket that is not read."""
 
 
 def parts_of(store: MetadataStore, namespace: Namespace, local: str) -> list[Topic]:
@@ -59,6 +63,7 @@ def parts_of(store: MetadataStore, namespace: Namespace, local: str) -> list[Top
 def read_whole(
     store: MetadataStore,
     reader: LedgerReader,
+    objects: Objects,
     topic: Topic,
     root: str,
     take: Callable[[Iterator[tuple[Position, bytes]]], T],
@@ -77,7 +82,7 @@ def read_whole(
         failure: LifecycleError | None = None
         found: T | None = None
         try:
-            found = take(_entries(store, reader, path, before, root))
+            found = take(_entries(store, reader, objects, path, before, root))
         except OnlyInBucket:
             raise
         except LifecycleError as error:
@@ -121,7 +126,7 @@ def located(where: str) -> Iterator[None]:
 
 
 def _entries(
-    store: MetadataStore, reader: LedgerReader, path: str, node: Node, root: str
+    store: MetadataStore, reader: LedgerReader, objects: Objects, path: str, node: Node, root: str
 ) -> Iterator[tuple[Position, bytes]]:
     compacted, horizon = _compaction(store, reader, path, root)
     if compacted is not None:
@@ -131,18 +136,32 @@ def _entries(
     for info in infos:
         if info.ledger_id < horizon.ledger_id:
             continue
-        _check_there(path, info)
-        for entry_id, data in _of_ledger(store, reader, info.ledger_id, root, last=info is infos[-1]):
+        if info.offload and info.offload.complete and info.offload.bookkeeper_deleted:
+            entries = _of_bucket(objects, path, info)
+        else:
+            entries = _of_ledger(store, reader, info.ledger_id, root, last=info is infos[-1])
+        for entry_id, data in entries:
             position = Position(info.ledger_id, entry_id)
             if position > horizon:
                 yield position, data
 
 
-def _check_there(path: str, info: LedgerInfo) -> None:
-    if info.offload and info.offload.complete and info.offload.bookkeeper_deleted:
-        raise OnlyInBucket(
-            f"{path}: ledger {info.ledger_id} was offloaded, and its copy in BookKeeper is listed as deleted"
-        )
+def _of_bucket(objects: Objects, path: str, info: LedgerInfo) -> Iterator[tuple[int, bytes]]:
+    """Every entry of a ledger whose copy in BookKeeper is listed as deleted, with its id."""
+    location, where = Location.of(info), f"{path}: ledger {info.ledger_id}"
+    driver = (info.offload.driver_name if info.offload else None) or "(none)"
+    if location is None or driver.lower() not in S3_DRIVERS:
+        raise OnlyInBucket(f"{where} is only where driver {driver} has put it, which is not read")
+    store = objects()
+    if store is None:
+        raise OnlyInBucket(f"{where} is only in {location.data_url}, and object_store is not set")
+    ledger = open_offloaded(store, location)
+    last = ledger.index.ledger.last_entry_id
+    if info.entries is not None and info.entries != last + 1:
+        raise CorruptFormat(location.index_url, 0, f"the {info.entries} entries that {where} has, found {last + 1}")
+    with closing(cast(Any, ledger.stream(0, last))) as stream:
+        for batch in stream:
+            yield from enumerate(batch.payloads, batch.first)
 
 
 def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> tuple[int | None, Position]:

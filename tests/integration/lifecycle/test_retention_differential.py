@@ -328,7 +328,7 @@ def judged(
         cursors = pa.Table.from_batches(read_cursors(store, units), tables.MANAGED_CURSORS)
         ledgers = pa.Table.from_batches(read_ledgers(store, ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
         documents = {n: d for n, d in namespace_policies(store).items() if n.startswith("retention/")}
-        own = {name: read_namespace(store, reader, Namespace.parse(name)) for name in documents}
+        own = {name: read_namespace(store, reader, lambda: None, Namespace.parse(name)) for name in documents}
         assert np.sum(np.asarray(cursors.column("cursors_ledger_id")) >= 0) >= 20
         positions = persisted_positions(store, reader, cursors, settings.bookkeeper.ledgers_root)
         layers, nobody = Layers(broker, documents, own), Brokers({}, 0)

@@ -59,7 +59,7 @@ def ports(settings: Settings) -> Iterator[tuple[KazooStore, BookieReader]]:
 
 def ours(settings: Settings, namespace: str) -> NamespacePolicies:
     with ports(settings) as (store, reader):
-        return read_namespace(store, reader, Namespace.parse(namespace))
+        return read_namespace(store, reader, lambda: None, Namespace.parse(namespace))
 
 
 def retention(minutes: int) -> dict[str, int]:

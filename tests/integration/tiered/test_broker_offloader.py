@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.topics.system_topics.change_events import read_namespaces
+from pulsar_lifecycle.values.outcomes import Outcome
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import topics
@@ -96,6 +101,33 @@ def test_a_broker_reads_what_we_offload(offloading: Cluster, operator: Callable[
     with Admin(offloading.admin_url) as admin:
         admin.unload(topic)
     assert read_by_broker(offloading, topic, len(payloads)) == before
+
+
+def test_policies_that_are_in_a_bucket_alone_are_read_there(offloading: Cluster, tmp_path: Path) -> None:
+    """As earlier versions of brokers offloaded them; 4.0.7 reads them, and offloads none."""
+    namespace = new_namespace(offloading, "policies")
+    topic, events = f"persistent://{namespace}/t", f"persistent://{namespace}/{CHANGE_EVENTS}"
+    settings = with_offloader(offloading, loaded_topics=True, bookkeeper_copies="ours", deletion_lag=0)
+    pipeline = Pipeline(settings_file(offloading, tmp_path, settings | {"trimming": {"system_topics": True}}))
+    with Admin(offloading.admin_url) as admin:
+        admin.topic("PUT", topic)
+        first, second = ({"retentionTimeInMinutes": n, "retentionSizeInMB": n} for n in (7, 70))
+        admin.topic("POST", topic, "/retention", first)
+        admin.topic("POST", topic, "/retention?isGlobal=true", second)
+        admin.unload(events)  # its ledger is closed; brokers load it again
+        admin.topic("POST", topic, "/messageTTL?messageTTL=5")
+        going = min(contexts(offloading, events))
+        for run, outcome in ("offload", Outcome.OFFLOADED), ("delete-copies", Outcome.BOOKKEEPER_DELETED):
+            plan, _ = planned(pipeline, namespace)
+            said = offload(pipeline, plan, run)
+            assert said[going].outcome == outcome, said
+        assert contexts(offloading, events)[going].bookkeeper_deleted
+        found = read_namespaces(pipeline.where, [namespace], {})[namespace].of(Topic.parse(topic))
+        admin.unload(events)  # a broker reads it anew
+        assert admin.topic("GET", topic, "/retention") == found.first("retentionPolicies") == first
+        assert admin.topic("GET", topic, "/retention?isGlobal=true") == second
+    assert (found.everywhere or {})["retentionPolicies"] == second
+    assert found.first("messageTTLInSeconds") == 5
 
 
 def test_it_misbehaves_on_demand(offloading: Cluster, bucket: Any) -> None:

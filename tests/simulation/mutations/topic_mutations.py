@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from pulsar_lifecycle.copies import listed_ledgers
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.runs import caps
-from pulsar_lifecycle.topics import listed_ledgers, protection, snapshot
+from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.write import TopicWrite
 from pulsar_lifecycle.trimming import delete_topic, trim_rules, trim_run
 from tests.simulation.mutations.mutation import Mutation

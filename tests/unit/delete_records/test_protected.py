@@ -6,21 +6,31 @@ A partition that loses data once a broker loads it is not loaded: for no cursor 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
 from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
+from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
 from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene
 from tests.kit.simulated.cluster import data_tags
 from tests.kit.simulated.pipeline import Policy
 
 TOPIC, OTHER = map(Topic.parse, ("persistent://acme/orders/placed-partition-0", "persistent://acme/orders/other"))
+
+
+def half_of(topic: Topic) -> int:
+    """1 where its bundle is in the upper half of all."""
+    return zlib.crc32(str(topic).encode()) >> 31
 
 
 def shadowed(scene: RecordsScene, shadow: Topic, source: Topic) -> None:
@@ -148,3 +158,31 @@ def test_what_needs_no_load_goes_all_the_same(planted: Callable[[RecordsScene], 
     assert (row["error"], row["ledgers"]) == (None, ids[:2])
     scene.apply()
     assert (scene.listed(), scene.cluster.admin.touched) == (ids[2:], [])
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_no_end_is_rolled_where_a_topic_that_is_loaded_with_it_loses_data(loses: bool) -> None:
+    """Its broker reads a system topic of its namespace, whose bundle nobody owns: who takes that loads it all.
+
+    A plan does not ask that: what it would load is another thing once the first of its partitions has been.
+    """
+    scene = RecordsScene()
+    scene.cluster.halve(scene.topic.namespace)
+    names = [*TRANSACTION_BUFFERS, *(f"t-{number}" for number in range(9))]
+    topics = [Topic.parse(f"persistent://{scene.topic.namespace}/{name}") for name in names]
+    read, *_, beside = (one for one in topics if half_of(one) != half_of(scene.topic))
+    assert (read.local, beside.local) in product(TRANSACTION_BUFFERS, names[3:])
+    for one in (read, beside):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    never_closed = cursor_format.ManagedCursorInfo(10**6 if loses else -1, Position(1, 0))
+    scene.cluster.put(f"{scene.cluster.topic_path(beside)}/s", cursor_format.encode(never_closed))
+    ids = scene.listed()
+    (row,) = scene.plan(END)
+    assert (row["error"], row["rolls"]) == (None, True)
+    (result,) = scene.apply()
+    if loses:
+        assert (result.error, result.code) == (RecordsError.LOAD_WOULD_LOSE, Code.BUNDLE_SHARED)
+        assert str(beside) in result.reason
+        assert (scene.cluster.admin.touched, scene.listed()) == ([], ids)
+    else:
+        assert result.error != RecordsError.LOAD_WOULD_LOSE

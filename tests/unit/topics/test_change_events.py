@@ -6,7 +6,9 @@ import io
 import json
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import fastavro
 import pytest
@@ -18,13 +20,15 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import schema
 from pulsar_lifecycle.formats.compression import Compression, compress
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.topics.policies import NamespacePolicies, Unreadable
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
-from tests.kit.simulated.offloaded import attempt
+from tests.kit.simulated.offloaded import BUCKET, attempt, objects_of
 
 NAMESPACE = Namespace.parse("acme/orders")
 EVENTS = Topic(NAMESPACE, CHANGE_EVENTS)
@@ -102,6 +106,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.cluster = SimulatedCluster()
+        self.objects: FakeObjectStore | None = None
         self.schema_ledgers: list[int] = []
         self.listed: list[int] = []
         for n, one in enumerate(SCHEMAS):
@@ -131,7 +136,9 @@ class Scene:
         self.cluster.put(f"{self.cluster.topic_path(EVENTS)}/__compaction", cursor_format.encode(info))
 
     def read(self) -> NamespacePolicies:
-        return read_namespace(self.cluster.open_store(read_only=True), self.cluster.reader, NAMESPACE)
+        return read_namespace(
+            self.cluster.open_store(read_only=True), self.cluster.reader, lambda: self.objects, NAMESPACE
+        )
 
     @property
     def ttls(self) -> dict[str, tuple[int | None, int | None]]:
@@ -303,10 +310,40 @@ def chunked(scene: Scene) -> None:
     scene.list(scene.ledger(struct.pack(">i", len(raw)) + raw + b"x"))
 
 
-def offloaded(scene: Scene) -> None:
-    context = attempt(None, bookkeeper_deleted=True)
-    assert isinstance(context, OffloadContext)
-    scene.list(*scene.listed, offloaded={scene.listed[0]: context})
+UUID_OF = UUID(int=7)
+
+
+def offloaded(scene: Scene, bucket: str = BUCKET) -> None:
+    """The first ledger is only in a bucket."""
+    scene.list(*scene.listed, offloaded={scene.listed[0]: attempt(UUID_OF, bookkeeper_deleted=True, bucket=bucket)})
+    scene.cluster.remove(ledger_path(scene.listed[0]))
+
+
+def in_bucket(scene: Scene, *entries: bytes) -> None:
+    """So it is, and the settings name it."""
+    offloaded(scene)
+    buckets = FakeBuckets(scene.cluster.clock)
+    buckets.create(BUCKET)
+    if entries:
+        data, index = objects_of(entries)
+        version = {"s3managedledgeroffloaderformatversion": "1"}
+        buckets.put(BUCKET, data_key(UUID_OF, scene.listed[0]), data, version)
+        buckets.put(BUCKET, index_key(UUID_OF, scene.listed[0]), index, version)
+    scene.objects = FakeObjectStore(buckets)
+
+
+def to_another_driver(scene: Scene) -> None:
+    offloaded(scene)
+    context = attempt(UUID_OF, bookkeeper_deleted=True)
+    scene.list(*scene.listed, offloaded={scene.listed[0]: replace(context, driver_name="filesystem")})
+
+
+def lost_in_bucket(scene: Scene) -> None:
+    in_bucket(scene)
+
+
+def longer_in_bucket(scene: Scene) -> None:
+    in_bucket(scene, of(A, 1), of(A, 2))
 
 
 def both(scene: Scene) -> None:
@@ -334,7 +371,11 @@ def no_view(scene: Scene) -> None:
         (no_message, Unreadable.UNDECODABLE),
         (strange_topic, Unreadable.UNDECODABLE),
         (chunked, Unreadable.UNDECODABLE),
+        (lost_in_bucket, Unreadable.UNREAD),
+        (longer_in_bucket, Unreadable.UNDECODABLE),
         (offloaded, Unreadable.NOT_WHOLE),
+        (lambda scene: offloaded(scene, bucket=""), Unreadable.NOT_WHOLE),
+        (to_another_driver, Unreadable.NOT_WHOLE),
         (both, Unreadable.AMBIGUOUS),
     ],
 )
@@ -346,10 +387,18 @@ def test_what_cannot_be_read_is_not_known(scene: Scene, act: Callable[[Scene], N
     assert scene.code is code
 
 
+def test_what_is_only_in_a_bucket_is_read_there(scene: Scene) -> None:
+    scene.listed = [scene.ledger(of(A, 1)), scene.ledger(of(B, 2))]
+    scene.list(*scene.listed)
+    before = scene.ttls
+    in_bucket(scene, of(A, 1))
+    assert scene.ttls == before
+
+
 def test_a_v1_namespace_is_not_known(scene: Scene) -> None:
     namespace = Namespace.parse("acme/use/orders")
     scene.cluster.topic(Topic(namespace, CHANGE_EVENTS), [scene.ledger(of(A, 1))])
-    found = read_namespace(scene.cluster.open_store(), scene.cluster.reader, namespace)
+    found = read_namespace(scene.cluster.open_store(), scene.cluster.reader, lambda: None, namespace)
     assert found.unknown
     assert found.unknown.code is Unreadable.LEGACY
 

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.copies import listed_ledgers
+from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.topics import listed_ledgers, protection
-from pulsar_lifecycle.topics.listed_ledgers import BookKeeperCopy
+from pulsar_lifecycle.topics import protection
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
+from pulsar_lifecycle.copies import listed_ledgers
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics import listed_ledgers
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.findings import Context
 

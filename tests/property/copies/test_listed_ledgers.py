@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.copies.listed_ledgers import COPY_COLUMNS, copies_of, kept_copies, kept_copy
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext, OffloadSegment
 from pulsar_lifecycle.metastore.topics import ledger_row
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.listed_ledgers import COPY_COLUMNS, copies_of, kept_copies, kept_copy
 from pulsar_lifecycle.values import tables
 from pulsar_lifecycle.values.findings import Context
 
