@@ -34,7 +34,7 @@ from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics import low_watermark, snapshot
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, unread_acks
-from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, lost_by_load
+from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, loads_others, lost_by_load
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
@@ -148,6 +148,8 @@ class PartitionDeletion:
         read, cut = looked
         if refusal := losing(read.view, cut, self._lost):
             return refusal
+        if (cut.moved or cut.rolls) and (why := loads_others(self._run, self._ports, self._topic)):
+            return Refusal(RecordsError.BROKER_FAILED, why)
         unloads = self._unloads(read, cut)
         if not self._guard.unloads.keep(self._topic, unloads):
             text = f"it needs {unloads} more of the unloads that this run may do (trimming.max_unloads): run again"
@@ -159,8 +161,8 @@ class PartitionDeletion:
                 self._give_back()
 
     def _lost(self, view: PartitionView) -> Why | None:
-        """By a load of the partition, and of what is loaded with it."""
-        return lost_by_load(self._run, self._ports, view.topic, others_may=True)
+        """By a load of the partition, as it is now."""
+        return lost_by_load(self._run, self._ports, view.topic, dry_run=True)
 
     def _check(self) -> None:
         """Before each step that may be left to another run: raise Paused, LeaseLost, or _TimeOut.

@@ -172,7 +172,7 @@ class _Planning:
             return dict(zip(topics, pool.map(look, topics), strict=True))
 
     def _lost(self, view: PartitionView) -> Why | None:
-        """By a load of the partition alone: what is loaded with it an apply asks."""
+        """By a load of the partition."""
         return self._run.lost_at_load(view.topic, view.positions)
 
     def _judged(

@@ -76,10 +76,9 @@ def entries_to_ask(run: TopicRun, ports: Ports, topic: Topic, copy: OffloadedCop
 def why_not_read(run: TopicRun, ports: Ports, topic: Topic) -> str:
     """Why no broker may be asked for entries of a topic; empty if one may.
 
-    A read loads it, and it is unloaded after it: the next one loads it, too. Others that are loaded with it may lose
-    nothing by that.
+    A read loads it, and it is unloaded after it: the next one loads it, too. No other may be loaded with it.
     """
-    loss = lost_by_load(run, ports, topic, others_may=True)
+    loss = lost_by_load(run, ports, topic)
     return f"it is not read: {loss}; or have a ledger of another topic of its namespace read first" if loss else ""
 
 

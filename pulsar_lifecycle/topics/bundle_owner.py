@@ -171,6 +171,18 @@ def _loaded_along(
             yield from (LoadedAlong(one, other) for other in _others(store, one, going))
 
 
+def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> list[Topic]:
+    """What a broker reads as it loads a topic, and whose bundles nobody owns.
+
+    Policies come first: it reads these for the others, too.
+    """
+    owners, along = Owners(), _read_along(_listed(store, topic))
+    return sorted(
+        (one for one in along if not owners.of(store, brokers, one)),
+        key=lambda one: one.partitioned_parent.local != CHANGE_EVENTS,
+    )
+
+
 def _read_along(listed: Collection[Topic] | None) -> list[Topic]:
     """Those topics of a namespace that a broker reads as it loads one of it."""
     return [one for one in listed or () if one.partitioned_parent.local in BY_THEMSELVES]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pulsar_lifecycle.errors import (
@@ -36,7 +36,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_request
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, unowned_along
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
@@ -81,8 +81,6 @@ class TopicRun:
     """What is on legal hold whenever it is asked, beside what ``context`` has. Raises ConfigError if nobody knows."""
     losses: Callable[[Namespace], LoadLosses] = _unknown
     """What topics of a namespace lose by a load."""
-    beside: dict[Topic, Why | None] = field(default_factory=dict[Topic, Why | None], compare=False)
-    """What topics lose that are loaded with another one, as they were when it was first asked."""
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
@@ -234,38 +232,56 @@ def why_loaded(
     return Why(load.reason, load.text) if load.state is LoadState.LOADED else None
 
 
-def left_loaded(run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: str) -> Why | None:
+def left_loaded(
+    run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: str, *, dry_run: bool = False
+) -> Why | None:
     """Why a topic that counts as ``loaded`` is not written: ``policy`` does not name it, or its unload loses data.
 
     Or it is not to be unloaded yet (:func:`~pulsar_lifecycle.topics.unloads.unread_acks`).
-    An unload has a broker load it first where none has it, and its clients have one load it again.
-    Raises as :func:`lost_by_load`.
+    An unload has a broker load it first where none has it, and its clients have one load it again. ``dry_run``, and
+    what is raised: as :func:`lost_by_load`.
     """
     if not run.writes_loaded(topic):
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
     if unread := unread_acks(ports.store, ports.admin, topic):
         return Why(Code.NOT_UNLOADED, f"its topic counts as loaded ({loaded}), and {unread}")
-    return lost_by_load(run, ports, topic)
+    return lost_by_load(run, ports, topic, dry_run=dry_run)
 
 
-def lost_by_load(run: TopicRun, ports: Ports, topic: Topic, *, others_may: bool = False) -> Why | None:
+def lost_by_load(run: TopicRun, ports: Ports, topic: Topic, *, dry_run: bool = False) -> Why | None:
     """What keeps a topic from a load by our request, as it is now: as :meth:`TopicRun.lost_at_load`, and two more.
 
     A cursor whose ledger was never closed, and whose bookies are away, a broker puts back to where its z-node says, for
-    good (``ManagedCursorImpl.recoverFromLedger``). Of a topic that no broker lists, other topics may be loaded, too:
-    ``others_may`` be, unless they lose data by it. Raises Paused, LeaseLost, Overloaded.
+    good (``ManagedCursorImpl.recoverFromLedger``). And nothing else of its namespace is to be loaded with it: unless it
+    is a ``dry_run``, brokers are asked to take the bundles that one would take for it. Raises Paused, LeaseLost,
+    Overloaded.
     """
     if loss := _lost_alone(run, ports, topic):
         return loss
-    for along in () if str(topic) in run.brokers.loaded else loaded_by_request(ports.store, run.brokers, topic):
-        if isinstance(along.other, str):
-            return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
-        if along.other not in run.beside:
-            run.beside[along.other] = _lost_alone(run, ports, along.other)
-        if loss := run.beside[along.other]:
-            return Why(Code.BUNDLE_SHARED, f"{along.text}: {loss}")
-        if not others_may:
-            return Why(Code.BUNDLE_SHARED, f"{along.text}: have a client use {along.other} first")
+    return None if dry_run else loads_others(run, ports, topic)
+
+
+def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
+    """Why other topics would be loaded with one by our request; None once its broker finds nothing to load with it.
+
+    What that broker reads is asked for first: who takes a bundle for a request loads nothing else of it, and for a
+    client all of it, which its monitors then expire and delete.
+    """
+    if str(topic) in run.brokers.loaded:
+        return None
+    along = next(loaded_by_request(ports.store, run.brokers, topic), None)
+    if along is None:
+        return None
+    if isinstance(along.other, str):
+        return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
+    try:
+        for one in unowned_along(ports.store, run.brokers, topic):
+            ports.admin.subscriptions(one)
+    except STOPPING:
+        raise
+    except LifecycleError as error:
+        text = f"{along.text}; no broker takes it alone: {error}; have a client use {along.other} first"
+        return Why(Code.BUNDLE_SHARED, text)
     return None
 
 

@@ -141,7 +141,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = view.why_loaded(run)
-        stays = left_loaded(run, ports, order.topic, loaded, _POLICY) if loaded else None
+        stays = left_loaded(run, ports, order.topic, loaded, _POLICY, dry_run=True) if loaded else None
         code, texts = Code.MAY_GO, [str(loaded)] if loaded else []
         if any(isinstance(one, PendingUnload) and one.loaded for one in pending):
             code, texts = Code.AFTER_UNLOAD, ["only if the pending unload of its topic succeeds first", *texts]

@@ -203,7 +203,10 @@ class SubscriptionRepairs:
         """Why a topic's cursors must not be written as it is now: true at one moment, and at the next perhaps not."""
         if info.terminated is not None:
             return Why(Protection.TERMINATED, "its topic is terminated: brokers load it without writing its z-node")
-        return left_loaded(self.run, self.ports, topic, loaded, "delayed_index.loaded_topics") if loaded else None
+        if loaded is None:
+            return None
+        dry_run = self.guard is None
+        return left_loaded(self.run, self.ports, topic, loaded, "delayed_index.loaded_topics", dry_run=dry_run)
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run

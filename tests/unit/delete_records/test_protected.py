@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
 from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
 from pulsar_lifecycle.topics.load_losses import LoadLoss
@@ -129,6 +127,30 @@ def test_no_cursor_is_moved_where_no_broker_has_it(planted: Callable[[RecordsSce
     assert scene.cluster.admin.touched == []
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_no_cursor_is_moved_where_others_would_be_loaded_with_it(taken: bool) -> None:
+    """Its broker reads a system topic: it is asked for that first, as who takes its bundle else loads all in it."""
+    scene = RecordsScene()
+    scene.cursor("s", 0, 0)
+    scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    scene.cluster.halve(TOPIC.namespace)
+    own = zlib.crc32(str(scene.topic).encode()) >> 31
+    names = [f"persistent://{TOPIC.namespace}/{local}" for local in (*TRANSACTION_BUFFERS, *map(str, range(9)))]
+    there = [Topic.parse(name) for name in names if zlib.crc32(name.encode()) >> 31 != own]
+    read, beside = there[0], there[-1]
+    for one in (read, beside):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    admin = scene.cluster.admin
+    admin.topics[scene.topic] = {}
+    if taken:
+        admin.topics[read] = {}
+    (result,) = scene.apply()
+    assert (result.code == Code.BUNDLE_SHARED) == (not taken), result
+    assert taken or result.error is RecordsError.BROKER_FAILED
+    assert taken or f"have a client use {beside} first" in result.reason
+    assert admin.touched[:2] == ([read, scene.topic] if taken else [])
+
+
 @LOSING
 @pytest.mark.parametrize("listed", [False, True])
 def test_nothing_is_taken_off_that_would_be_unloaded_then(
@@ -158,31 +180,3 @@ def test_what_needs_no_load_goes_all_the_same(planted: Callable[[RecordsScene], 
     assert (row["error"], row["ledgers"]) == (None, ids[:2])
     scene.apply()
     assert (scene.listed(), scene.cluster.admin.touched) == (ids[2:], [])
-
-
-@pytest.mark.parametrize("loses", [False, True])
-def test_no_end_is_rolled_where_a_topic_that_is_loaded_with_it_loses_data(loses: bool) -> None:
-    """Its broker reads a system topic of its namespace, whose bundle nobody owns: who takes that loads it all.
-
-    A plan does not ask that: what it would load is another thing once the first of its partitions has been.
-    """
-    scene = RecordsScene()
-    scene.cluster.halve(scene.topic.namespace)
-    names = [*TRANSACTION_BUFFERS, *(f"t-{number}" for number in range(9))]
-    topics = [Topic.parse(f"persistent://{scene.topic.namespace}/{name}") for name in names]
-    read, *_, beside = (one for one in topics if half_of(one) != half_of(scene.topic))
-    assert (read.local, beside.local) in product(TRANSACTION_BUFFERS, names[3:])
-    for one in (read, beside):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    never_closed = cursor_format.ManagedCursorInfo(10**6 if loses else -1, Position(1, 0))
-    scene.cluster.put(f"{scene.cluster.topic_path(beside)}/s", cursor_format.encode(never_closed))
-    ids = scene.listed()
-    (row,) = scene.plan(END)
-    assert (row["error"], row["rolls"]) == (None, True)
-    (result,) = scene.apply()
-    if loses:
-        assert (result.error, result.code) == (RecordsError.LOAD_WOULD_LOSE, Code.BUNDLE_SHARED)
-        assert str(beside) in result.reason
-        assert (scene.cluster.admin.touched, scene.listed()) == ([], ids)
-    else:
-        assert result.error != RecordsError.LOAD_WOULD_LOSE

@@ -120,9 +120,9 @@ def test_nothing_is_copied_that_must_be_read_first_where_a_subscription_would_go
     assert all("put a subscription back" in one.reason and "cursor s" in one.reason for one in found)
 
 
-@pytest.mark.parametrize("loses", [False, True])
-def test_what_must_be_read_first_is_copied_where_others_that_are_loaded_with_it_lose_nothing(loses: bool) -> None:
-    """Its broker reads policies of topics, and who takes the bundle of these loads all topics in it."""
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_must_be_read_first_is_copied_once_others_are_not_loaded_with_it(taken: bool) -> None:
+    """Its broker reads policies of topics, and who takes the bundle of these for that loads all topics in it."""
     scene = Scene()
     scene.cluster.halve(TOPIC.namespace)
     here = zlib.crc32(str(TOPIC).encode()) >> 31
@@ -132,12 +132,13 @@ def test_what_must_be_read_first_is_copied_where_others_that_are_loaded_with_it_
     assert read.local in BY_THEMSELVES
     for one in (read, beside):
         scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    scene.cluster.cursor(beside, "s")
-    scene.losses = LAZY if loses else None
+    if taken:
+        scene.cluster.admin.topics[read] = {}
     attempts, found = scene.session().begin(scene.wanted)
-    assert [one.ledger_id for one in attempts] == ([] if loses else scene.wanted)
-    assert {one.why.code for one in found} == ({Code.READ_CHECK_DUE} if loses else set())
-    assert all(f"{beside}, too: " in one.reason for one in found)
+    assert [one.ledger_id for one in attempts] == (scene.wanted if taken else [])
+    assert {one.why.code for one in found} == (set() if taken else {Code.READ_CHECK_DUE})
+    assert all(f"have a client use {beside} first" in one.reason for one in found)
+    assert scene.cluster.admin.touched == ([read] if taken else [])
 
 
 def test_a_loaded_topic_is_not_offloaded_whose_unload_would_put_a_subscription_back() -> None:

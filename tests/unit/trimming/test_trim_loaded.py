@@ -196,13 +196,13 @@ def half_of(topic: Topic) -> int:
 
 @pytest.mark.parametrize("unread", [True, False])
 @pytest.mark.parametrize("neighbour", [True, False])
-@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize(("owned", "taken"), [(True, False), (False, True), (False, False)])
 def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
-    scene: Scene, neighbour: bool, owned: bool, unread: bool
+    scene: Scene, neighbour: bool, owned: bool, taken: bool, unread: bool
 ) -> None:
     """A broker that loads it for an unload reads its namespace's policies, and who takes their bundle loads all of it.
 
-    In its own bundle, which has no owner either, nothing else is loaded.
+    Unless it was asked for these before. In its own bundle, which has no owner either, nothing else is loaded.
     """
     scene.cluster.halve(TOPIC.namespace)
     own = half_of(TOPIC)
@@ -218,11 +218,33 @@ def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
     scene.cluster.wait(1)
     if unread:
         scene.cluster.zookeeper.unreadable.add(f"{BUNDLES_ROOT}/{TOPIC.namespace}")
-    left = (neighbour or unread) and not owned
+    if taken:
+        scene.cluster.admin.topics[read] = {}
+    shares = (neighbour or unread) and not owned
+    left = shares and not taken
+    order = TrimOrder(TOPIC, up_to=scene.ids[2])
+    assert {one.why.code for one in trimming_trim.plan_trim(scene.run(True), scene.ports(), order)} == {Code.MAY_GO}
+    assert scene.cluster.admin.touched == []
     found = scene.trim(loaded_topics=True).values()
     assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if left else Code.TAKEN_OFF}
-    assert scene.cluster.admin.touched == ([] if left else [TOPIC])
+    assert scene.cluster.admin.touched == ([] if left else [read, TOPIC] if shares else [TOPIC])
     assert all(str(beside[1 - own]) in one.reason for one in found if left and not unread)
+
+
+def test_policies_are_asked_for_before_all_else_that_a_broker_reads(scene: Scene) -> None:
+    """A broker that loads anything of a namespace reads them, and would take their bundle with all its topics."""
+    scene.cluster.halve(TOPIC.namespace)
+    policies, snapshots = map(in_namespace, BY_THEMSELVES[:2])
+    assert half_of(policies) == half_of(TOPIC) != half_of(snapshots)
+    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) != half_of(TOPIC))
+    for one in (snapshots, policies, beside):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+        scene.cluster.admin.topics[one] = {}
+    scene.load()
+    scene.cluster.admin.loaded.clear()
+    scene.cluster.wait(1)
+    assert {one.why.code for one in scene.trim(loaded_topics=True).values()} == {Code.TAKEN_OFF}
+    assert scene.cluster.admin.touched == [policies, snapshots, TOPIC]
 
 
 @pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
