@@ -252,10 +252,16 @@ class PartitionDeletion:
         return cut_since(self._ports, self._run.ledgers_root, view, self._low_watermark, end, unfinished)
 
     def _look_moved(self) -> tuple[Read, Cut] | Refusal:
-        """The partition once its cursors are persisted where they were moved to; a broker may do so a little later."""
+        """The partition once its cursors are persisted where they were moved to; a broker may do so a little later.
+
+        One that has just loaded it replaces the cursors' ledgers, and deletes those that their z-nodes named before.
+        """
         looked = self._look()
         for seconds in snapshot.LOOKS_AFTER[1:]:
-            if isinstance(looked, Refusal) or not looked[1].moved:
+            if isinstance(looked, Refusal):
+                if looked.why.code is not Code.CURSORS_UNREAD:
+                    return looked
+            elif not looked[1].moved:
                 return looked
             self._ports.clock.sleep(seconds)
             self._check()

@@ -1,6 +1,7 @@
 """What protects a topic keeps its records, and says how that ends; a reader that is not durable keeps nothing.
 
-A partition that loses data once a broker loads it is not loaded: for no cursor to be moved, and no new ledger.
+A partition that loses data once a broker loads it is not loaded: for no cursor to be moved, and no new ledger. Nor is
+another one with it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Callable
 import pytest
 
 from pulsar_lifecycle.delete_records.request import END, Options
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
 from pulsar_lifecycle.topics.load_losses import LoadLoss
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
+from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.records.records_scene import RecordsScene
-from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.cluster import cursor_tags, data_tags
 from tests.kit.simulated.pipeline import Policy
 
 TOPIC, OTHER = map(Topic.parse, ("persistent://acme/orders/placed-partition-0", "persistent://acme/orders/other"))
@@ -149,6 +152,27 @@ def test_no_cursor_is_moved_where_others_would_be_loaded_with_it(taken: bool) ->
     assert taken or result.error is RecordsError.BROKER_FAILED
     assert taken or f"have a client use {beside} first" in result.reason
     assert admin.touched[:2] == ([read, scene.topic] if taken else [])
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_cursor_whose_ledger_its_broker_replaces_as_it_is_loaded_is_looked_at_again(again: bool) -> None:
+    scene = RecordsScene()
+    admin = scene.cluster.admin
+    admin.topics = {scene.topic: {"s": FakeSubscription()}}
+    scene.cursor("s", 0, 1)
+    gone = scene.cluster.ledger(cursor_tags(scene.topic, "s"))
+
+    def moves(topic: Topic, name: str, past: Position) -> None:
+        scene.cluster.cursor(topic, name, ledger=gone)
+        scene.cluster.remove(ledger_path(gone))
+        if again:
+            scene.cluster.clock.on_sleep = lambda seconds: scene.cursor(name, 1, past.entry_id)
+
+    admin.on_move = moves
+    scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    (result,) = scene.apply()
+    assert (result.code == Code.CURSORS_UNREAD) != again, result
+    assert (scene.listed()[0] in scene.ids[scene.topic][:1]) != again
 
 
 @LOSING
