@@ -53,6 +53,7 @@ SHARED = {
     "production": (
         *("test_production", "test_inactive_topics", "test_load_unanswered", "test_load_subscriptions"),
         *("test_load_inactive", "test_retention_changes", "test_retention_plan", "test_storage_report"),
+        "test_trim_alone",
     ),
     "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),
     "three_bookies": ("test_offload_faults", "test_bookkeeper_entries", "test_writer_bookie_lost"),
