@@ -37,7 +37,8 @@ written or pending: a broker that is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
-
+HANGS_FOR = 15
+"""Statistics intervals in which a broker that hangs, and whose session ended, may come back with what it had."""
 
 _USED_UP = "this run's budget of unloads is used up (trimming.max_unloads)"
 
@@ -306,12 +307,13 @@ def finish_unloads(
 ) -> dict[str, str]:
     """Unload every loaded topic with a pending unload, and every other one that some broker lists after all.
 
-    What was loaded, and no broker has any more, is done: an unload would have one load it. A topic that was written as
-    unloaded is looked at now and, with ``wait``, once more two statistics intervals after its last write, whose ever
-    that was: a broker that hung may load it, and list it, long after it was told to. Without, that is left to the next
-    run, and so is always one whose broker still reads for it (:func:`unread_acks`). Returns what could not be done, and
-    why; it stays pending. By topic, or by z-node where its name says no topic. What cannot be read is logged, too, and
-    hinders no other.
+    What was loaded, and no broker has any more, is done: an unload would have one load it. It stays pending for as long
+    as a broker that hangs may come back with it.
+    A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
+    its last write, whose ever that was: a broker that hung may load it, and list it, long after it was told to. Else
+    that is left to the next run, and so is always one whose broker still reads for it (:func:`unread_acks`).
+    Returns what could not be done, and why; it stays pending. By topic, or by z-node where its name says no topic. What
+    cannot be read is logged, too, and hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
     guard.check(store)
@@ -319,10 +321,13 @@ def finish_unloads(
     watched: list[PendingUnload] = []
     failed: Counter[str] = Counter()
     found = list(control.pending_for(store, guard.guard))
-    gone = _gone(store, admin, clock, [one for one in found if isinstance(one, PendingUnload) and one.loaded])
-    control.finish_many_unloads(store, gone, guard.guard)
-    done = set(gone)
-    found = [one for one in found if one not in done]
+    loaded = [one for one in found if isinstance(one, PendingUnload) and one.loaded]
+    unlisted = _unlisted(store, admin, clock, loaded)
+    control.finish_many_unloads(store, [one for one, left in unlisted.items() if left <= 0], guard.guard)
+    for one, left in unlisted.items():
+        if left > 0:
+            still_pending[str(one.topic)] = f"no broker lists it; one that hangs may have it for {left // 1000} s yet"
+    found = [one for one in found if one not in unlisted]
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for pending in found[first:] + found[:first]:
         if isinstance(pending, BrokenPendingUnload):
@@ -404,23 +409,24 @@ def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str |
 
 def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:
     """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
-    return bool(_gone(store, admin, clock, [pending]))
+    return bool(_unlisted(store, admin, clock, [pending]))
 
 
-def _gone(
+def _unlisted(
     store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: Sequence[PendingUnload]
-) -> list[PendingUnload]:
-    """Those that :func:`is_gone`."""
-    found: list[PendingUnload] = []
+) -> dict[PendingUnload, int]:
+    """Those that :func:`is_gone`, and for how long (ms) a broker that hangs may have one yet."""
+    found: dict[PendingUnload, int] = {}
     with contextlib.suppress(LifecycleError):
         there = _topic_nodes(store, pending)
-        found += [one for one, node in zip(pending, there, strict=True) if node is None]
+        found |= {one: 0 for one, node in zip(pending, there, strict=True) if node is None}
         if rest := [one for one, node in zip(pending, there, strict=True) if node is not None]:
             brokers = load_state.fetch_brokers(store, admin)
             for one, node in zip(rest, _topic_nodes(store, rest), strict=True):
-                listed = str(one.topic) in brokers.loaded
-                if not listed and _watch_left(one, node, brokers.stats_interval, clock.now_ms()) <= 0:
-                    found.append(one)
+                if str(one.topic) not in brokers.loaded:
+                    left = _watch_left(one, node, brokers.stats_interval, clock.now_ms())
+                    if left <= 0:
+                        found[one] = left + (HANGS_FOR - WATCHED_FOR) * brokers.stats_interval
     return found
 
 

@@ -247,11 +247,17 @@ def test_policies_are_asked_for_before_all_else_that_a_broker_reads(scene: Scene
     assert scene.cluster.admin.touched == [policies, snapshots, TOPIC]
 
 
-@pytest.mark.parametrize(("listed", "since", "asked"), [(False, 1, False), (False, 0, True), (True, 1, True)])
+@pytest.mark.parametrize(
+    ("listed", "since", "asked", "pending"),
+    [(False, 1, False, 0), (False, 0.1, False, 1), (False, 0, True, 0), (True, 1, True, 0)],
+)
 def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
-    scene: Scene, listed: bool, since: float, asked: bool
+    scene: Scene, listed: bool, since: float, asked: bool, pending: int
 ) -> None:
-    """An unload would have one load it; for two statistics intervals nobody knows whether one has it."""
+    """An unload would have one load it; for two statistics intervals nobody knows whether one has it.
+
+    And for a quarter of an hour a broker that hangs may come back with it, and is to unload it then.
+    """
     scene.cluster.load(TOPIC)
     if not listed:
         scene.cluster.admin.loaded.clear()
@@ -259,7 +265,7 @@ def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
     control.note_unload(scene.store, control.PendingUnload(TOPIC, True, noted, control.LEASE))
     scene.cluster.wait(since)
     scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
-    assert (scene.cluster.admin.touched == [TOPIC], scene.left_pending) == (asked, [])
+    assert (scene.cluster.admin.touched == [TOPIC], len(scene.left_pending)) == (asked, pending)
 
 
 def test_a_failed_unload_is_tried_again_reported_and_done_by_the_next_run(scene: Scene) -> None:
