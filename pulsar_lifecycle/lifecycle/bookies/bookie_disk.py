@@ -22,6 +22,7 @@ DEFAULTS: Mapping[str, str] = {
     "gcWaitTime": "600000",
     "diskUsageThreshold": "0.95",
     "diskUsageWarnThreshold": "0.90",
+    "journalMaxSizeMB": "2048",
     "minorCompactionThreshold": "0.2",
     "minorCompactionInterval": "3600",
     "majorCompactionThreshold": "0.8",

@@ -245,30 +245,7 @@ def remedies(one: BookieDisk) -> list[str]:
             found.append(
                 f"{kind} compaction is off: set {kind}CompactionInterval, or forceAllowCompaction=true and launch"
             )
-    full = fullest(status) or 0.0
-    warn, limit = number(status, "diskUsageWarnThreshold"), number(status, "diskUsageThreshold")
-    raised = min(0.999, full + 0.005)
-    if full >= max(limit, raised):
-        found.append(
-            f"a disk is at {full:.1%}: no diskUsageThreshold makes room for what a compaction writes. Enlarge the "
-            "disk, or delete more: entry logs go without one once all in them is deleted"
-        )
-    elif full >= limit:
-        found.append(
-            f"a disk is at {full:.1%}, above diskUsageThreshold={limit:g}, and a compaction needs room to write: set "
-            f"diskUsageThreshold={raised:.3f} (diskUsageWarnThreshold and diskUsageLwmThreshold not above it), restart "
-            "the bookie, collect, then set them back"
-        )
-    elif full >= warn:
-        found.append(
-            f"a disk is at {full:.1%}, above diskUsageWarnThreshold={warn:g}: the bookie's own major compaction rests "
-            "until it is below; a forced one does not"
-        )
-    if status.minor_suspended or status.major_suspended:
-        found.append(
-            "compaction is suspended, by an operator or by a full disk: PUT /api/v1/bookie/gc/resume_compaction with "
-            '{"resumeMajor": true, "resumeMinor": true}'
-        )
+    found += _of_a_full_disk(status)
     if to_compact(status) and configured(status, "isThrottleByBytes") != "true":
         rate = int(number(status, "compactionRateByEntries"))
         found.append(
@@ -276,6 +253,49 @@ def remedies(one: BookieDisk) -> list[str]:
             "makes it compactionRateByBytes, whose default of 1000000 takes 18 minutes for a log of 1 GiB"
         )
     return found
+
+
+def _of_a_full_disk(status: BookieStatus) -> list[str]:
+    """What its fullest disk, and a suspended compaction, ask of an operator.
+
+    Above a threshold the bookie suspends its own compactions, again at each look at the disk, and resumes them below
+    (``LedgerDirsMonitor``). A forced one heeds neither: with ``DbLedgerStorage`` it writes as long as there is room.
+    """
+    found: list[str] = []
+    full = fullest(status) or 0.0
+    warn, limit = number(status, "diskUsageWarnThreshold"), number(status, "diskUsageThreshold")
+    if full >= limit:
+        told = (
+            f"a disk is at {full:.1%}, above diskUsageThreshold={limit:g}: the bookie takes no entries, and its own "
+            "compactions rest until it is below; a forced one does not, so collect, without any other setting"
+        )
+        raised = full + max(0.005, number(status, "journalMaxSizeMB") * (1 << 20) / max(1, status.total))
+        if raised > MOST:
+            more = (
+                "There is hardly room for what it writes, nor for a restart: where it frees nothing, enlarge the disk, "
+                "or delete more: entry logs go without a compaction once all in them is deleted"
+            )
+        else:
+            more = (
+                f"To take entries before, set diskUsageThreshold={raised:.3f} and restart the bookie, which writes the "
+                "entries of its journal to that disk anew; set it back later"
+            )
+        found.append(f"{told}. {more}")
+    elif full >= warn:
+        found.append(
+            f"a disk is at {full:.1%}, above diskUsageWarnThreshold={warn:g}: the bookie's own major compaction rests "
+            "until it is below; a forced one does not"
+        )
+    if (status.minor_suspended and full < limit) or (status.major_suspended and full < warn):
+        found.append(
+            "compaction is suspended, by an operator, or as a disk was fuller: PUT "
+            '/api/v1/bookie/gc/resume_compaction with {"resumeMajor": true, "resumeMinor": true}'
+        )
+    return found
+
+
+MOST = 0.999
+"""A ``diskUsageThreshold`` above it is of no use: what is left is no room."""
 
 
 def _choice(one: BookieDisk, min_bytes: int) -> tuple[CollectionChoice, int | None, DiskVerdict]:

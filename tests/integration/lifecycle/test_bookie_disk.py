@@ -139,23 +139,52 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
         assert (freed.log_bytes or 0) < (before.log_bytes or 0)
 
 
-def test_a_bookie_whose_disk_counts_as_full_is_read_only_and_told_what_to_set(
+def test_a_bookie_whose_disk_counts_as_full_frees_it_as_told_and_takes_entries_again(
     seldom: Cluster, spark: None, tmp_path: Path
 ) -> None:
-    pipeline = Pipeline(settings_file(seldom, tmp_path, {"collection": {"min_bytes": LOG}}))
-    epoch = pipeline.scan()
-    names = ("diskUsageLwmThreshold", "diskUsageWarnThreshold", "diskUsageThreshold")
-    seldom.restart("bookie-1", dict(zip(names, ("0.01", "0.02", "0.03"), strict=True)))
+    """What is told: to collect, with no other setting, as it does though it is read-only and compacts no more itself.
+
+    Its disk has room, and counts as full by its settings.
+    """
+    pipeline = Pipeline(settings_file(seldom, tmp_path, {"collection": {"min_bytes": LOG, "max_add_latency": "60s"}}))
+    kept, dropped = (f"persistent://public/default/full-{name}-{uuid4().hex[:8]}" for name in ("kept", "dropped"))
 
     def disk() -> BookieDisk:
         (found,) = build_bookie_disk(pipeline.where, epoch.epoch_id)[0]
         return found
 
-    wait_for("the bookie to be read-only", lambda: disk().verdict is DiskVerdict.READ_ONLY)
-    wait_for("what to set", lambda: any("diskUsageThreshold=" in text for text in remedies(disk())))
-    with closing(KazooStore(ZooKeeperSettings(hosts=seldom.zookeeper), read_only=True)) as store:
-        assert list(HttpBookieAdmin(store, "/ledgers", BookieAdminSettings()).bookies().values()) == [True]
-    seldom.restart("bookie-1", {})
-    wait_for("the bookie to take entries", lambda: disk().verdict is not DiskVerdict.READ_ONLY)
-    assert disk().verdict is DiskVerdict.NOT_COLLECTED  # since its start
-    assert not remedies(disk())
+    def in_logs() -> int:
+        folder = seldom.data / "bookie-1" / "ledgers" / "current"
+        return sum(file.stat().st_size for file in folder.glob("*.log"))
+
+    with Admin(seldom.admin_url) as admin, pulsar_client(seldom.service_url) as client:
+        for topic in (kept, dropped):
+            client.subscribe(topic, "holds").close()
+        for _ in range(12):  # each log has a third that stays
+            fill(client, kept, LOG // 12)
+            fill(client, dropped, 2 * LOG // 12)
+        for topic in (kept, dropped):
+            admin.unload(topic)
+        epoch = pipeline.scan()
+        admin.topic("DELETE", dropped, "?force=true")
+        names = ("diskUsageLwmThreshold", "diskUsageWarnThreshold", "diskUsageThreshold")
+        seldom.restart("bookie-1", dict(zip(names, ("0.01", "0.02", "0.03"), strict=True)))
+        wait_for("the bookie to be read-only", lambda: disk().verdict is DiskVerdict.READ_ONLY)
+        wait_for("what to do", lambda: any("collect, without any other setting" in text for text in remedies(disk())))
+        with pipeline.where.ports(read_only=True) as ports:
+            (bookie,) = ports.bookies.bookies()
+            assert ports.bookies.bookies() == {bookie: True}
+            wait_for("its compactions to rest", lambda: ports.bookies.status(bookie).minor_suspended)
+        before = in_logs()
+        _, (done,) = collect_bookies(pipeline.where, "run", print)
+        assert done.outcome is Outcome.COLLECTED, done
+        assert before - in_logs() > LOG
+        assert disk().verdict is DiskVerdict.READ_ONLY  # by its settings, still
+        seldom.restart("bookie-1", {})
+        wait_for("the bookie to take entries", lambda: disk().verdict is not DiskVerdict.READ_ONLY)
+        assert disk().verdict is DiskVerdict.NOT_COLLECTED  # since its start
+        assert not remedies(disk())
+        fill(client, kept, MB)
+        with closing(client.subscribe(kept, "holds")) as consumer:
+            for _ in range(12 * (LOG // 12 // MB) + 1):
+                consumer.receive(60_000)

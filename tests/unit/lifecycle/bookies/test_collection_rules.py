@@ -39,9 +39,11 @@ def test_what_went_wrong_with_the_bookies_since(now, expected):
         ({}, 0.5, ["isThrottleByBytes=true"]),
         ({"isThrottleByBytes": "true", "minorCompactionThreshold": "0"}, 0.5, ["minorCompactionThreshold"]),
         ({"isThrottleByBytes": "true", "majorCompactionInterval": "0"}, 0.5, ["forceAllowCompaction=true"]),
-        ({"isThrottleByBytes": "true"}, 0.97, ["set diskUsageThreshold=0.975"]),
-        ({"isThrottleByBytes": "true"}, 0.998, ["set diskUsageThreshold=0.999"]),
-        ({"isThrottleByBytes": "true"}, 1.0, ["Enlarge the disk"]),
+        ({"isThrottleByBytes": "true"}, 0.92, ["own major compaction rests"]),
+        ({"isThrottleByBytes": "true"}, 0.97, ["set diskUsageThreshold=0.990 "]),
+        ({"isThrottleByBytes": "true", "journalMaxSizeMB": "64"}, 0.97, ["set diskUsageThreshold=0.975 "]),
+        ({"isThrottleByBytes": "true"}, 0.985, ["enlarge the disk"]),
+        ({"isThrottleByBytes": "true"}, 1.0, ["enlarge the disk"]),
     ],
 )
 def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, usage, expected):
@@ -51,6 +53,24 @@ def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration
     found = remedies(one)
     assert len(found) == len(expected)
     assert all(text in line for text, line in zip(expected, found, strict=True))
+    assert all("collect, without any other setting" in line for line in found if read_only)
+
+
+@pytest.mark.parametrize(
+    ("usage", "minor", "major", "expected"),
+    [
+        (0.5, True, True, True),
+        (0.92, False, True, False),
+        (0.92, True, True, True),
+        (0.97, True, True, False),
+    ],
+)
+def test_what_a_full_disk_suspends_is_not_to_be_resumed(usage, minor, major, expected):
+    """The bookie suspends it again at its next look at the disk, and resumes it once that is less full."""
+    directory = LedgerDirectory("/l", 40, 10 * GB, 100, usage)
+    said = status("b", directories=(directory,), minor_suspended=minor, major_suspended=major)
+    (one,) = judge({"b": False}, {"b": said}, Placement({}), 5)
+    assert any("resume_compaction" in line for line in remedies(one)) is expected
 
 
 @pytest.mark.parametrize(
