@@ -56,7 +56,7 @@ class DiskVerdict(StrEnum):
     """It has not collected since its start, so what its entry logs hold is not known. It does after `gcWaitTime`."""
 
     READ_ONLY = "read_only"
-    """It takes no writes: a ledger disk is over diskUsageThreshold, or an operator made it so."""
+    """It takes no writes: a ledger disk is over diskUsageThreshold, or an operator made it so. It may not answer."""
     SUSPENDED = "compaction_suspended"
     """Compaction is suspended: over the HTTP API, or as a disk is over diskUsageWarnThreshold."""
     COMPACTING = "compacting"
@@ -238,7 +238,10 @@ def judge(
             verdict, detail = _verdict(disk, answer, registered[bookie])
             found.append(replace(disk, verdict=verdict, detail=detail))
         else:
-            found.append(BookieDisk(bookie, _no_answer(answer), placed, None, str(answer or "it was not asked"), at))
+            verdict, detail = _no_answer(answer), str(answer or "it was not asked")
+            if registered[bookie]:
+                verdict, detail = DiskVerdict.READ_ONLY, f"registered as read-only; {verdict.value}: {detail}"
+            found.append(BookieDisk(bookie, verdict, placed, None, detail, at))
     return found
 
 

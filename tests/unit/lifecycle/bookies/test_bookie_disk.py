@@ -83,6 +83,14 @@ def test_a_bookie_that_does_not_answer_is_named_and_nothing_is_guessed(error, ex
     assert row["bytes_placed"] == 10 * GB
 
 
+def test_a_read_only_bookie_that_does_not_answer_is_read_only():
+    """ZooKeeper says so, whatever its HTTP server lets be known."""
+    found = verdict(NotFound("no HTTP server"), read_only=True)
+    assert found.verdict == DiskVerdict.READ_ONLY
+    assert found.detail == "registered as read-only; no_http_server: no HTTP server"
+    assert found.bytes_to_collect is found.bytes_to_compact is found.row()["free"] is None
+
+
 @pytest.mark.parametrize(
     ("placed", "named"),
     [(Placed(1, 3, 1), "metadata places 2 closed ones there now"), (Placed(0, 3, 3), ""), (Placed(), "")],
