@@ -3,7 +3,8 @@
 Belongs here: which partitions take messages, and whether the subscription was there all the while. Not here: what a
 message says (``formats/``), receiving (``queue.py``). A partition drops what nobody waits for within seconds. So a
 message counts as sent only if its partition had one and the same subscription from before it was sent until after its
-receipt. A partition whose broker does not answer takes none: the others take its share.
+receipt. A partition whose broker does not answer takes none: the others take its share. Once all are such, nothing more
+is sent for a while: each send would wait for its time-outs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from pulsar_lifecycle.deletion_queue.queue_topics import KeptTopics
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import LifecycleError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
 from pulsar_lifecycle.io.pulsar.pulsar_session import Outgoing, PulsarSession
@@ -22,7 +23,7 @@ from pulsar_lifecycle.ports import Sent
 TRIES = 3
 """How often a message goes out whose partition lost its subscription, or whose broker did not answer."""
 SHUT_FOR = 300.0
-"""Seconds for which a partition is left alone whose broker did not answer, as long as others take messages."""
+"""Seconds for which a partition is left alone whose broker did not answer."""
 
 
 class IntentSender:
@@ -47,7 +48,7 @@ class IntentSender:
                 break
             try:
                 before = self._subscribed.of_deletion_topic()
-                parts = self._open(sorted(before, key=str))
+                parts = self._open(sorted(before, key=str), again=tried > 0)
             except LifecycleError:
                 if tried == 0:
                     raise
@@ -84,10 +85,18 @@ class IntentSender:
             found[index] = Sent(found[index].info, message_id, error)
         return again
 
-    def _open(self, parts: Sequence[Topic]) -> list[Topic]:
-        """Those that take messages. Raises what hinders the last one if none does."""
+    def _open(self, parts: Sequence[Topic], *, again: bool) -> list[Topic]:
+        """Those that take messages. Raises what hinders the last one if none does.
+
+        ``again``: in the same send all are tried that did not answer.
+        """
         now = time.monotonic()
         taking = [part for part in parts if self._shut.get(part, now) <= now]
+        if not taking and not again:
+            raise Unavailable(
+                f"no partition of {parts[0].partitioned_parent} has stored a message lately: see whether its brokers "
+                "run and bookies take entries (`pulsar-lifecycle bookies`), then run again"
+            )
         problem: LifecycleError | None = None
         opened: list[Topic] = []
         for part in taking or parts:

@@ -1,3 +1,5 @@
+import time
+
 import _pulsar
 import pulsar
 import pytest
@@ -16,6 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.io.pulsar import pulsar_session
+from pulsar_lifecycle.io.pulsar.intent_sender import SHUT_FOR
 from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
@@ -295,6 +298,19 @@ def test_after_a_time_out_the_rest_is_not_sent(open_on):
     sent = open_on(client).send(intents(12), 60_000)
     assert {one.error.split(",")[0] for one in sent} == {"Timeout", "not sent"}
     assert len(client.producer.sent) == 12  # one for each partition, three times
+
+
+def test_once_no_partition_stores_anything_the_next_send_waits_for_none(open_on, monkeypatch):
+    """As while no bookie takes entries: each topic that is trimmed sends its own intents."""
+    client = Client([_pulsar.Result.Timeout] * 12)
+    queue = open_on(client)
+    queue.send(intents(12), 60_000)
+    with pytest.raises(Unavailable, match="bookies take entries"):
+        queue.send(intents(1), 60_000)
+    assert len(client.producer.sent) == 12
+    later = time.monotonic() + SHUT_FOR
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert [one.error for one in queue.send(intents(1), 60_000)] == [None]
 
 
 def test_more_messages_than_may_be_in_flight(open_on):
