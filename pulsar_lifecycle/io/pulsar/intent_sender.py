@@ -76,6 +76,8 @@ class IntentSender:
         again: list[int] = []
         for index, one, receipt in zip(todo, outgoing, receipts, strict=True):
             message_id, error = receipt.message_id, receipt.error
+            if error is None:
+                self._shut.pop(one.topic, None)  # it answers again
             if error is None and after.get(one.topic) != before[one.topic]:
                 message_id, error = b"", f"{one.topic} lost its subscription while it was sent"
                 again.append(index)

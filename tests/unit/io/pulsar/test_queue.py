@@ -313,6 +313,14 @@ def test_once_no_partition_stores_anything_the_next_send_waits_for_none(open_on,
     assert [one.error for one in queue.send(intents(1), 60_000)] == [None]
 
 
+def test_partitions_that_store_messages_again_in_the_same_send_take_the_next_one(open_on):
+    """As while brokers restart, or bundles move: each partition lets one message time out."""
+    client = Client([_pulsar.Result.Timeout] * 4)
+    queue = open_on(client)
+    for _ in range(2):
+        assert {one.error for one in queue.send(intents(8), 60_000)} == {None}
+
+
 def test_more_messages_than_may_be_in_flight(open_on):
     client = Client()
     sent = open_on(client).send(intents(pulsar_session.IN_FLIGHT * 2 + 1), 0)
