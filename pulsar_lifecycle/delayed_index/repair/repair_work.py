@@ -209,6 +209,12 @@ class SubscriptionRepairs:
         return left_loaded(self.run, self.ports, topic, loaded, "delayed_index.loaded_topics", dry_run=dry_run)
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
+        """Why it counts as loaded; None also where its z-node is as it was when it was unloaded for this."""
+        if self.unloaded.get(topic) == (node.stat.czxid, node.stat.version):
+            return None
+        return self._counts_as_loaded(topic, node, info)
+
+    def _counts_as_loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         run = self.run
         return why_loaded(self.ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
 
@@ -301,8 +307,7 @@ class SubscriptionRepairs:
         loaded = self._loaded(topic, node, info)
         if why := self._not_ours(topic, info, loaded):
             return why
-        unloads = loaded and self.unloaded.get(topic) != (node.stat.czxid, node.stat.version)
-        if unloads:
+        if loaded:
             if lack := guard.unloads.lacks():
                 return lack
             guard.unloads.wait()
@@ -314,7 +319,7 @@ class SubscriptionRepairs:
             if why := self._not_ours(topic, info, loaded):
                 return why
         checked = checked_path(store, self.run.ledgers_root, topic, node, info)
-        if unloads:
+        if loaded:
             if failure := guard.unloads.unload(self.ports.store, self.ports.admin, topic):
                 return failure
             self.unloaded[topic] = node.stat.czxid, node.stat.version
@@ -340,7 +345,7 @@ class SubscriptionRepairs:
             node, info = snapshot.topic_node(self.ports.store, topic)
         except RefusedBy:
             return str(topic) in self.run.brokers.loaded
-        return bool(self._loaded(topic, node, info))
+        return bool(self._counts_as_loaded(topic, node, info))
 
     # ------------------------------------------------------------------------------------------------------ saying so
 

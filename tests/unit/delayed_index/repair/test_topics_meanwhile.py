@@ -16,10 +16,12 @@ from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.load_losses import LoadLoss
-from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.protection import PENDING_ACKS, Protection
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
+from pulsar_lifecycle.values.topic_load import PendingAcks
 from tests.kit.delayed.repairs import broken, repaired, written
+from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.scenes.delayed_scene import DelayedScene
 
@@ -58,6 +60,23 @@ def test_a_loaded_topic_is_unloaded_once_for_all_its_subscriptions(scene: Delaye
     scene.servers.load(scene.named("a"))
     done = repair(scene.cluster, "repair", Order(summary.plan_id, summary.digest), dry_run=False)
     assert [one.outcome for one in done] == [Outcome.DONE] * 2
+    assert len(unloads) == 1
+
+
+def test_one_with_transactions_is_unloaded_once_for_all_its_subscriptions_too(scene: DelayedScene) -> None:
+    """Once it is unloaded nobody reads what was acknowledged in transactions, and nobody needs to."""
+    first, *_ = scene.backlog("a", cursors=("s", "u"))
+    for cursor in ("s", "u"):
+        scene.name_bucket("a", first, scene.snapshot("a", first, cursor, without=1), cursor)
+    scene.servers.topic(Topic.parse(f"{scene.named('a')}-s{PENDING_ACKS}"), [])
+    summary, _ = make_repair_plan(scene.cluster, scene.checked())
+    scene.change(loaded_topics=True)
+    unloads, admin = _working_broker(scene), scene.servers.admin
+    admin.topics[scene.named("a")] = {name: FakeSubscription() for name in ("s", "u")}
+    admin.acks[scene.named("a"), "s"] = PendingAcks.READY
+    scene.servers.load(scene.named("a"))
+    done = repair(scene.cluster, "repair", Order(summary.plan_id, summary.digest), dry_run=False)
+    assert [(one.outcome, one.why.text) for one in done] == [(Outcome.DONE, "its bucket properties were exchanged")] * 2
     assert len(unloads) == 1
 
 
