@@ -72,7 +72,7 @@ def policies_in(path: str, node: Node | Unread | None) -> dict[str, Any]:
     """What a z-node of policies says, nothing without one. Raises CorruptFormat, UnsupportedFormat if it was unread."""
     if isinstance(node, Unread):
         raise UnsupportedFormat(path, 0, f"readable policies: {node.reason}")
-    return _decoded(node) if node and node.data else {}
+    return _decoded(node) if node else {}
 
 
 def _decoded(node: Node) -> dict[str, Any]:

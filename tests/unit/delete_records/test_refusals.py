@@ -246,7 +246,9 @@ def test_a_tenant_that_denies_us_is_that_partitions_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policies", "error"), [(b"{}", RecordsError.TIMEOUT), (b"{rubbish", RecordsError.UNREAD)], ids=["whole", "rubbish"]
+    ("policies", "error"),
+    [(b"{}", RecordsError.TIMEOUT), (b"{rubbish", RecordsError.UNREAD), (b"", RecordsError.UNREAD)],
+    ids=["whole", "rubbish", "empty"],
 )
 def test_a_broker_that_cannot_answer_for_its_policies_is_not_called_slow(policies: bytes, error: RecordsError) -> None:
     scene = RecordsScene()
