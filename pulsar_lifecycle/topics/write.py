@@ -233,16 +233,26 @@ def why_loaded(
 
 
 def left_loaded(
-    run: TopicRun, ports: Ports, topic: Topic, loaded: Why, policy: str, *, dry_run: bool = False
+    run: TopicRun,
+    ports: Ports,
+    topic: Topic,
+    loaded: Why,
+    policy: str,
+    *,
+    guard: RunGuard | None = None,
+    dry_run: bool = False,
 ) -> Why | None:
     """Why a topic that counts as ``loaded`` is not written: ``policy`` does not name it, or its unload loses data.
 
-    Or it is not to be unloaded yet (:func:`~pulsar_lifecycle.topics.unloads.unread_acks`).
+    Or it is not to be unloaded yet (:func:`~pulsar_lifecycle.topics.unloads.unread_acks`); or the run whose ``guard``
+    this is, and that is to unload it next, may unload no more.
     An unload has a broker load it first where none has it, and its clients have one load it again. ``dry_run``, and
     what is raised: as :func:`lost_by_load`.
     """
     if not run.writes_loaded(topic):
         return Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
+    if guard and (lack := _lacks_unload(guard, topic)):
+        return lack
     if unread := unread_acks(ports.store, ports.admin, topic):
         return Why(Code.NOT_UNLOADED, f"its topic counts as loaded ({loaded}), and {unread}")
     return lost_by_load(run, ports, topic, dry_run=dry_run)
@@ -305,10 +315,15 @@ def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = 
     Once it is ``UNLOADED``, look at it anew. ``anyway``: not writing it would be worse than a pending unload that
     fails.
     """
-    if lack := guard.unloads.lacks(topic=topic):
-        return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {lack}")
+    if lack := _lacks_unload(guard, topic):
+        return lack
     tried = UnloadAttempt.NOT_NEEDED if anyway else guard.unloads.try_before(ports.store, ports.admin, topic)
     return tried.put(f"its topic is loaded, and {tried}") if isinstance(tried, Why) else tried
+
+
+def _lacks_unload(guard: RunGuard, topic: Topic) -> Why | None:
+    lack = guard.unloads.lacks(topic=topic)
+    return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {lack}") if lack else None
 
 
 TRIES = 5
@@ -368,7 +383,7 @@ def _edit(
         if wanted == info:
             return said
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-        stays = left_loaded(run, ports, topic, loaded, policy) if loaded and policy else None
+        stays = left_loaded(run, ports, topic, loaded, policy, guard=guard) if loaded and policy else None
         if loaded and not stays:
             tried = unload_first(ports, guard, topic, anyway=not policy)
             if tried is UnloadAttempt.UNLOADED:

@@ -234,7 +234,7 @@ class _Trim:
         if not view.goes:
             return True
         loaded = view.why_loaded(self._run)
-        stays = left_loaded(self._run, ports, view.topic, loaded, _POLICY) if loaded else None
+        stays = left_loaded(self._run, ports, view.topic, loaded, _POLICY, guard=self._guard) if loaded else None
         if not stays and not (view := self._counted_only(view)).goes:
             return True
         if loaded and not stays:

@@ -205,8 +205,8 @@ class SubscriptionRepairs:
             return Why(Protection.TERMINATED, "its topic is terminated: brokers load it without writing its z-node")
         if loaded is None:
             return None
-        dry_run = self.guard is None
-        return left_loaded(self.run, self.ports, topic, loaded, "delayed_index.loaded_topics", dry_run=dry_run)
+        policy, guard = "delayed_index.loaded_topics", self.guard
+        return left_loaded(self.run, self.ports, topic, loaded, policy, guard=guard, dry_run=guard is None)
 
     def _loaded(self, topic: Topic, node: Node, info: ManagedLedgerInfo) -> Why | None:
         """Why it counts as loaded; None also where its z-node is as it was when it was unloaded for this."""
@@ -308,8 +308,6 @@ class SubscriptionRepairs:
         if why := self._not_ours(topic, info, loaded):
             return why
         if loaded:
-            if lack := guard.unloads.lacks():
-                return lack
             guard.unloads.wait()
             # An unload loads what no broker has, first, and that writes the z-node: so it is loaded before it is read.
             with contextlib.suppress(LifecycleError):  # what fails here fails the unload, too

@@ -247,6 +247,23 @@ def test_policies_are_asked_for_before_all_else_that_a_broker_reads(scene: Scene
     assert scene.cluster.admin.touched == [policies, snapshots, TOPIC]
 
 
+def test_no_broker_is_asked_for_what_else_is_loaded_once_the_run_may_unload_no_more(scene: Scene) -> None:
+    """Nor is a namespace listed for that: there may be as many such topics in it as it has."""
+    scene.cluster.halve(TOPIC.namespace)
+    own = half_of(TOPIC)
+    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != own)
+    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) != own)
+    for one in (read, beside):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+        scene.cluster.admin.topics[one] = {}
+    scene.load()
+    scene.cluster.admin.loaded.clear()
+    scene.cluster.wait(1)
+    found = scene.trim(loaded_topics=True, limit=0).values()
+    assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, Code.NOT_UNLOADED)}
+    assert scene.cluster.admin.touched == []
+
+
 @pytest.mark.parametrize(
     ("listed", "since", "asked", "pending"),
     [(False, 1, False, 0), (False, 0.1, False, 1), (False, 0, True, 0), (True, 1, True, 0)],
