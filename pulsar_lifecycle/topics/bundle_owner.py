@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -26,6 +26,9 @@ LOCKS_ROOT = "/namespace"
 
 BUNDLES_ROOT = "/admin/local-policies"
 """Bundle boundaries by namespace (LocalPolicies); a topic's hash is the CRC-32 of its full name."""
+
+AT_ONCE = 1_000
+"""Topics of a namespace that are looked at together: most often the first that is asked for is among them."""
 
 _LAST = 0xFFFFFFFF
 """The upper end of a namespace's last bundle, which is included."""
@@ -128,9 +131,10 @@ def would_be_loaded(
     Who takes a bundle without an owner loads all its topics. A broker that loads a topic reads :data:`BY_THEMSELVES` of
     its namespace, too, whose bundles somebody takes then.
     """
-    if not owners.of(store, brokers, topic) and (others := _others(store, topic, going)):
-        return f"nobody owns its bundle, which has {others[0]}, too"
-    first = next(_loaded_along(store, brokers, owners, _read_along(_listed(store, topic)), going), None)
+    if not owners.of(store, brokers, topic) and (other := next(_others(store, topic, going), None)):
+        return f"nobody owns its bundle, which has {other}, too"
+    along = _read_along(topic, _names(store, topic))
+    first = next(_loaded_along(store, brokers, owners, along, going), None)
     return first.text if first else None
 
 
@@ -153,10 +157,10 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> I
     Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
     others.
     """
-    listed = _listed(store, topic)
-    if listed is None:
+    names = _names(store, topic)
+    if names is None:
         yield LoadedAlong(topic, _unlisted(topic))
-    along = _read_along(listed)
+    along = _read_along(topic, names)
     place = bundles(store, [topic, *along])
     others = [one for one in along if place[one] != place[topic] or place[one] == str(one.namespace)]
     yield from _loaded_along(store, brokers, Owners(), others, ())
@@ -176,34 +180,42 @@ def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> list[
 
     Policies come first: it reads these for the others, too.
     """
-    owners, along = Owners(), _read_along(_listed(store, topic))
+    owners, along = Owners(), _read_along(topic, _names(store, topic))
     return sorted(
         (one for one in along if not owners.of(store, brokers, one)),
         key=lambda one: one.partitioned_parent.local != CHANGE_EVENTS,
     )
 
 
-def _read_along(listed: Collection[Topic] | None) -> list[Topic]:
-    """Those topics of a namespace that a broker reads as it loads one of it."""
-    return [one for one in listed or () if one.partitioned_parent.local in BY_THEMSELVES]
+def _read_along(topic: Topic, names: Collection[str] | None) -> list[Topic]:
+    """Those topics of a namespace, by its z-nodes' ``names``, that a broker reads as it loads one of it."""
+    some = [name for name in names or () if name.startswith(BY_THEMSELVES)]  # of many thousand, these alone are decoded
+    return [one for one in _topics(topic, some) if one.partitioned_parent.local in BY_THEMSELVES]
 
 
-def _listed(store: MetadataStore, topic: Topic) -> list[Topic] | None:
-    """The topics of its namespace and domain; None where they cannot be listed."""
+def _names(store: MetadataStore, topic: Topic) -> Sequence[str] | None:
+    """The z-nodes' names of the topics of its namespace and domain; None where they cannot be listed."""
     listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
     if listing is None or isinstance(listing, Unread) or not listing.is_whole:
         return None
-    return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in listing.names]
+    return listing.names
 
 
-def _others(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> list[Topic | str]:
+def _topics(topic: Topic, names: Iterable[str]) -> list[Topic]:
+    return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in names]
+
+
+def _others(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> Iterator[Topic | str]:
     """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
-    named = _listed(store, topic)
-    if named is None:
-        return [_unlisted(topic)]
-    theirs = [one for one in named if one not in going and one != topic and not _loaded_anyhow(one)]
-    bundle = bundles(store, [topic, *theirs])
-    return [one for one in theirs if bundle[one] == bundle[topic]]
+    names = _names(store, topic)
+    if names is None:
+        yield _unlisted(topic)
+        return
+    for first in range(0, len(names), AT_ONCE):
+        some = _topics(topic, names[first : first + AT_ONCE])
+        theirs = [one for one in some if one not in going and one != topic and not _loaded_anyhow(one)]
+        bundle = bundles(store, [topic, *theirs])
+        yield from (one for one in theirs if bundle[one] == bundle[topic])
 
 
 def _unlisted(topic: Topic) -> str:
