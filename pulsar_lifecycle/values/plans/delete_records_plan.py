@@ -62,7 +62,8 @@ class RecordsError(StrEnum):
     FOREIGN_WATERMARK = "foreign_watermark"
     """Its properties hold a low watermark beyond its end: somebody else wrote it. Remove the property."""
     BROKER_FAILED = "broker_failed"
-    """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark."""
+    """Its broker did not do what it was asked: to unload it, to move a cursor, to keep the low watermark. With code
+    `bundle_shared`: to take the bundles of system topics that it reads for this one, without what else is in them."""
     UNLOADS_USED_UP = "unloads_used_up"
     """It needs more unloads than this run may still do (`trimming.max_unloads`): run again. Only at apply."""
     CHANGED = "changed_since_plan"
