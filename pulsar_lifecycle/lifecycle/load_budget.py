@@ -49,10 +49,10 @@ class LoadBudget:
         place, now = bundles(store, topics), self.ports.clock.now_ms()
         found: dict[Topic, Why] = {}
         going = [topic for topic in topics if topic not in left]
-        usage = self._usage({owned[topic] for topic in going})
+        together, usage = frozenset(going), self._usage({owned[topic] for topic in going})
         for topic in going:
             broker, since = owned[topic], owners_since[topic]
-            if besides := would_be_loaded(store, brokers, owners, topic, set(going)):
+            if besides := would_be_loaded(store, brokers, owners, topic, together):
                 found[topic] = Why(LoadKept.BUNDLE_SHARED, besides)
             elif not broker:
                 continue

@@ -296,7 +296,7 @@ class _Deletion:
     def _shared(self, topic: Topic) -> Why | None:
         """The broker that deletes it loads what shares a bundle that it takes for that; those of the plan may be."""
         owners = Owners(lockless(self._configurations()))
-        besides = would_be_loaded(self.ports.store, self.run.brokers, owners, topic, set(self.planned))
+        besides = would_be_loaded(self.ports.store, self.run.brokers, owners, topic, self.planned.keys())
         return Why(InactiveKept.BUNDLE_SHARED, besides) if besides else None
 
     def _configurations(self) -> Mapping[str, Mapping[str, str]]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Collection
 from itertools import count
 
 import pytest
 
+from pulsar_lifecycle.lifecycle import load_budget
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
+from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
+from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES, Owners, would_be_loaded
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
@@ -44,6 +48,26 @@ def test_a_bundle_without_an_owner_is_loaded_whole_or_not_at_all(scene: LoadScen
     scene.servers.open_store().delete(scene.servers.topic_path(Topic.parse(f"{OWN}young")), -1)
     assert {one.outcome for one in applied(scene, plan)} == {Outcome.DONE}
     assert not scene.is_loaded("a")
+
+
+def test_each_topic_is_looked_at_beside_one_set_of_those_that_go(
+    scene: LoadScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set for each of them would take as long as the square of a large plan."""
+    for name in ("a", "b"):
+        expired(scene, name)
+    plan, asked, real = planned(scene, "a", "b"), list[Collection[Topic]](), would_be_loaded
+
+    def noted(
+        store: MetadataStore, brokers: Brokers, owners: Owners, topic: Topic, going: Collection[Topic]
+    ) -> str | None:
+        asked.append(going)
+        return real(store, brokers, owners, topic, going)
+
+    monkeypatch.setattr(load_budget, "would_be_loaded", noted)
+    load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
+    assert asked[0] is asked[1]
+    assert len(asked[0]) == 2
 
 
 LOAD_MANAGERS = "org.apache.pulsar.broker.loadbalance"
