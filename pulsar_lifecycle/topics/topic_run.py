@@ -33,6 +33,9 @@ from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 from pulsar_lifecycle.values.epoch import Epoch
 from pulsar_lifecycle.values.findings import Context
 
+AGAIN_AFTER = 10_000
+"""How long (ms) a namespace whose policies could not be read is left alone."""
+
 MIN_DELIVER_AFTER = 600.0
 """Seconds an intent waits at least; only the sandbox's marker allows less."""
 
@@ -82,7 +85,8 @@ class LossesNow:
     """What topics lose by a load, by namespace: as is ``known``, or read when it is first asked, once in a run.
 
     ``configurations``: what brokers are configured with, by id, where that is known; else they are asked. What cannot
-    be read is unknown, and tried again. For any number of threads.
+    be read is unknown, and tried again ``AGAIN_AFTER`` later: all topics of the namespace may ask. For any number of
+    threads.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class LossesNow:
     ) -> None:
         self._cluster, self._known, self._lock = cluster, dict(known or {}), threading.Lock()
         self._brokers = brokers_say(configurations) if configurations else None
+        self._unknown: dict[str, tuple[int, LoadLosses]] = {}
+        """What was found of a namespace that could not be read whole, and when (ms) that was."""
 
     def __call__(self, namespace: Namespace) -> LoadLosses:
         """Raises Paused, LeaseLost, Overloaded."""
@@ -100,14 +106,19 @@ class LossesNow:
         with self._lock:
             if name in self._known:
                 return self._known[name]
+            last = self._unknown.get(name)
+            if last and 0 <= self._cluster.clock.now_ms() - last[0] < AGAIN_AFTER:
+                return last[1]
             try:
                 found = self._read(name)
             except STOPPING:
                 raise
             except LifecycleError:
-                return LoadLosses()
+                found = LoadLosses()
             if found.replication.by_namespace.get(name) is not None:  # else its topics' policies are not known
                 self._known[name] = found
+            else:
+                self._unknown[name] = self._cluster.clock.now_ms(), found
             return found
 
     def _read(self, name: str) -> LoadLosses:

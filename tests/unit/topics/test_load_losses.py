@@ -19,7 +19,7 @@ from pulsar_lifecycle.topics.load_losses import (
     losses_in_force,
 )
 from pulsar_lifecycle.topics.policies import IN_CHANGE_EVENTS, InForce, Layers, NamespacePolicies, Unknown, Unreadable
-from pulsar_lifecycle.topics.topic_run import LossesNow
+from pulsar_lifecycle.topics.topic_run import AGAIN_AFTER, LossesNow
 from tests.kit.scenes.retention_scene import NAMESPACE, RetentionScene
 
 TOPIC = Topic.parse(f"persistent://{NAMESPACE}/a-partition-3")
@@ -84,6 +84,7 @@ def test_a_run_reads_a_namespace_once_and_what_cannot_be_read_again(scene: Reten
     losses, namespace = LossesNow(scene.cluster), TOPIC.namespace
     scene.servers.put(path, b"\xff")
     assert losses(namespace).of(TOPIC, []) is LoadLoss.LOSS_UNKNOWN
+    scene.cluster.clock.sleep(AGAIN_AFTER / 1000)
     scene.servers.put(path, json.dumps({"replication_clusters": ["elsewhere"]}).encode())
     assert losses(namespace).of(TOPIC, []) is LoadLoss.NOT_REPLICATED_HERE
     scene.servers.put(path, json.dumps({"replication_clusters": ["fake"]}).encode())
@@ -99,7 +100,16 @@ def test_policies_of_topics_that_are_not_whole_yet_are_read_again(
     losses, namespace, real = LossesNow(scene.cluster), TOPIC.namespace, topic_run.read_namespaces
     scene.servers.put(f"/admin/policies/{NAMESPACE}", json.dumps({"replication_clusters": ["fake"]}).encode())
     changing = NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, "it changes"))
-    monkeypatch.setattr(topic_run, "read_namespaces", lambda *_: {NAMESPACE: changing})
-    assert losses(namespace).of(TOPIC, []) is LoadLoss.LOSS_UNKNOWN
+    reads = list[object]()
+
+    def noted(*asked: object) -> dict[str, NamespacePolicies]:
+        reads.append(asked)
+        return {NAMESPACE: changing}
+
+    monkeypatch.setattr(topic_run, "read_namespaces", noted)
+    for _ in range(3):  # as many as the namespace has topics
+        assert losses(namespace).of(TOPIC, []) is LoadLoss.LOSS_UNKNOWN
+    assert len(reads) == 1
+    scene.cluster.clock.sleep(AGAIN_AFTER / 1000)
     monkeypatch.setattr(topic_run, "read_namespaces", real)
     assert losses(namespace).of(TOPIC, ["s"]) is None
