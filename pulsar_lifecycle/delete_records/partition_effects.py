@@ -148,13 +148,13 @@ class PartitionDeletion:
         read, cut = looked
         if refusal := losing(read.view, cut, self._lost):
             return refusal
-        if (cut.moved or cut.rolls) and (why := loads_others(self._run, self._ports, self._topic)):
-            return Refusal(RecordsError.BROKER_FAILED, why)
         unloads = self._unloads(read, cut)
         if not self._guard.unloads.keep(self._topic, unloads):
             text = f"it needs {unloads} more of the unloads that this run may do (trimming.max_unloads): run again"
             return Refusal.plain(RecordsError.UNLOADS_USED_UP, text)
         try:
+            if (cut.moved or cut.rolls) and (why := loads_others(self._run, self._ports, self._topic)):
+                return Refusal(RecordsError.BROKER_FAILED, why)
             return self._cut(read, cut)
         finally:
             if unloads:

@@ -130,12 +130,16 @@ def test_no_cursor_is_moved_where_no_broker_has_it(planted: Callable[[RecordsSce
     assert scene.cluster.admin.touched == []
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_no_cursor_is_moved_where_others_would_be_loaded_with_it(taken: bool) -> None:
-    """Its broker reads a system topic: it is asked for that first, as who takes its bundle else loads all in it."""
+@pytest.mark.parametrize(("taken", "unloads"), [(False, 500), (True, 500), (True, 0)])
+def test_no_cursor_is_moved_where_others_would_be_loaded_with_it(taken: bool, unloads: int) -> None:
+    """Its broker reads a system topic: it is asked for that first, as who takes its bundle else loads all in it.
+
+    Not where the run cannot go on with the partition.
+    """
     scene = RecordsScene()
     scene.cursor("s", 0, 0)
     scene.plan(scene.at(2, 0), options=Options(move_cursors=True))
+    scene.max_unloads = unloads
     scene.cluster.halve(TOPIC.namespace)
     own = zlib.crc32(str(scene.topic).encode()) >> 31
     names = [f"persistent://{TOPIC.namespace}/{local}" for local in (*TRANSACTION_BUFFERS, *map(str, range(9)))]
@@ -148,6 +152,9 @@ def test_no_cursor_is_moved_where_others_would_be_loaded_with_it(taken: bool) ->
     if taken:
         admin.topics[read] = {}
     (result,) = scene.apply()
+    if not unloads:
+        assert (result.error, admin.touched) == (RecordsError.UNLOADS_USED_UP, [])
+        return
     assert (result.code == Code.BUNDLE_SHARED) == (not taken), result
     assert taken or result.error is RecordsError.BROKER_FAILED
     assert taken or f"have a client use {beside} first" in result.reason
