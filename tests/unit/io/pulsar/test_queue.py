@@ -1,10 +1,9 @@
-import time
+"""The queue, real and faked, by one contract; and what the real one makes of what the client gives."""
 
 import _pulsar
 import pulsar
 import pytest
 
-from pulsar_lifecycle.deletion_queue.missing_topics import Subscribed
 from pulsar_lifecycle.deletion_queue.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
@@ -13,20 +12,19 @@ from pulsar_lifecycle.deletion_queue.queue_topics import (
     pending,
     topics_of,
 )
-from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, NotFound, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.io.pulsar import pulsar_session
-from pulsar_lifecycle.io.pulsar.intent_sender import SHUT_FOR
-from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
+from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarQueueReader
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.kit.builders import intents
 from tests.kit.contracts.queue_contract import DeletionQueueContract
-from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
+from tests.kit.queue_client import Client
 
 
 class TestFakeDeletionQueue(DeletionQueueContract):
@@ -49,282 +47,6 @@ class TestFakeDeletionQueue(DeletionQueueContract):
     @pytest.fixture
     def publish(self, topics):
         return topics.publish
-
-
-class Producer:
-    """A client's producer: ``script`` says what becomes of each message, in order."""
-
-    def __init__(self, script):
-        self.script = list(script)
-        self.sent = []
-
-    def send_async(self, content, callback, **options):
-        self.sent.append((content, options))
-        result = self.script.pop(0) if self.script else _pulsar.Result.Ok
-        if isinstance(result, Exception):
-            raise result
-        callback(result, _pulsar.MessageId(-1, 1, len(self.sent), -1))
-
-
-class Consumer:
-    def __init__(self, messages):
-        self.messages = list(messages)
-        self.acknowledged = []
-
-    def receive(self, timeout_millis):
-        return self.messages.pop(0)
-
-    def acknowledge(self, message_id):
-        self.acknowledged.append(message_id)
-
-
-class Reader(Consumer):
-    def has_message_available(self):
-        return bool(self.messages)
-
-    def read_next(self, timeout_millis):
-        return self.messages.pop(0)
-
-    def close(self):
-        pass
-
-
-class Client:
-    """``not_answering`` partitions take no producer; ``before`` is called with each message that goes out."""
-
-    def __init__(self, script=(), messages=(), failure=None, not_answering=()):
-        self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure
-        self.opened = []
-        self.not_answering = set(not_answering)
-        self.reader = Reader(messages)
-
-    def create_producer(self, topic, **options):
-        self.opened.append(topic)
-        if self.failure:
-            raise self.failure
-        if topic in self.not_answering:
-            raise _pulsar.Timeout("t")
-        assert options["batching_enabled"] is False
-        return self.producer
-
-    def subscribe(self, topics, subscription, **options):
-        if self.failure:
-            raise self.failure
-        return self._unhindered(self.consumer, options)
-
-    def create_reader(self, topic, start, **options):
-        return self._unhindered(self.reader, options)
-
-    def _unhindered(self, whose, options):
-        """As the client does: by default it hands out no message that is encrypted, nor says that there was one."""
-        if options.get("crypto_failure_action") != pulsar.ConsumerCryptoFailureAction.CONSUME:
-            whose.messages = [one for one in whose.messages if one.encryption_context() is None]
-        return whose
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def admin():
-    return FakeBrokerAdmin()
-
-
-@pytest.fixture
-def open_on(monkeypatch, admin):
-    def open_queue(client: Client, **settings) -> PulsarDeletionQueue:
-        monkeypatch.setattr(pulsar_session.pulsar, "Client", lambda *_, **__: client)
-        urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
-        subscribed = Subscribed(admin, 4, lambda: subscriptions(admin))
-        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, subscribed)
-
-    return open_queue
-
-
-def subscriptions(admin):
-    """As the z-nodes have them: a subscription that was made anew is another one."""
-    found = {}
-    for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
-        parts = [part for part in admin.topics if part.partitioned_parent == topic]
-        wanted = [
-            Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(admin.partition_counts.get(topic, 0))
-        ]
-        for part in wanted or parts or [topic]:
-            own = admin.topics.get(part, {}).get(SUBSCRIPTION)
-            found[part] = id(own) if own else None
-    return found
-
-
-def parts_of(topic, count=4):
-    return [f"{topic}-partition-{n}" for n in range(count)]
-
-
-def test_every_partition_of_all_three_topics_has_the_subscription_before_the_first_send(open_on, admin):
-    open_on(Client()).send(intents(1), 0)
-    assert [admin.partitions(topic) for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC)] == [4, 4, 0]
-    parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC) for part in topics_of(admin, topic)]
-    assert len(parts) == 9
-    assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
-
-
-def test_a_lost_subscription_is_made_again_before_the_next_send(open_on, admin):
-    queue = open_on(Client())
-    queue.send(intents(1), 0)
-    part = topics_of(admin, RETRY_TOPIC)[3]
-    del admin.topics[part][SUBSCRIPTION]
-    queue.send(intents(1), 0)
-    assert SUBSCRIPTION in admin.subscriptions(part)
-
-
-def test_many_sends_ask_the_brokers_once(open_on, admin):
-    queue = open_on(Client())
-    queue.send(intents(1), 0)
-    admin.failure = Unavailable("the brokers are asked once")
-    for _ in range(19):
-        queue.send(intents(1), 0)
-
-
-def test_what_was_sent_while_the_subscription_was_lost_is_sent_again(open_on, admin):
-    client = Client()
-    queue = open_on(client)
-    queue.ensure()
-    sends = client.producer.send_async
-
-    def lose_it(content, callback, **options):
-        if not client.producer.sent:
-            admin.topics[topics_of(admin, DELETION_TOPIC)[1]].pop(SUBSCRIPTION)
-        sends(content, callback, **options)
-
-    client.producer.send_async = lose_it
-    sent = queue.send(intents(4), 0)
-    assert {one.error for one in sent} == {None}
-    assert len(client.producer.sent) == 5
-    assert SUBSCRIPTION in admin.subscriptions(topics_of(admin, DELETION_TOPIC)[1])
-
-
-def test_what_is_lost_again_and_again_was_not_sent(open_on, admin):
-    client = Client()
-    queue = open_on(client)
-    queue.ensure()
-    sends = client.producer.send_async
-
-    def lose_all(content, callback, **options):
-        for part in topics_of(admin, DELETION_TOPIC):
-            admin.topics[part].pop(SUBSCRIPTION, None)
-        sends(content, callback, **options)
-
-    client.producer.send_async = lose_all
-    (sent,) = queue.send(intents(1), 0)
-    assert "lost its subscription" in sent.error
-    assert sent.message_id == b""
-
-
-def test_partitions_whose_broker_does_not_answer_leave_their_share_to_the_others(open_on):
-    not_answering = parts_of(DELETION_TOPIC)[:3]
-    client = Client(not_answering=not_answering)
-    queue = open_on(client)
-    for _ in range(2):
-        sent = queue.send(intents(5), 0)
-        assert {one.error for one in sent} == {None}
-        assert {pulsar.MessageId.deserialize(one.message_id).partition() for one in sent} == {3}
-    assert sorted(client.opened) == parts_of(DELETION_TOPIC)  # each was asked for once
-
-
-def test_a_broker_that_stops_answering_costs_no_message(open_on):
-    client = Client([_pulsar.Result.Ok, _pulsar.Result.Timeout])
-    sent = open_on(client).send(intents(4), 60_000)
-    assert {one.error for one in sent} == {None}
-    assert len(client.producer.sent) == 5
-
-
-def test_what_a_broker_that_does_not_answer_keeps_from_being_made_hinders_no_other(open_on, admin):
-    queue = open_on(Client())
-    queue.ensure()
-    admin.topics[topics_of(admin, DELETION_TOPIC)[0]].pop(SUBSCRIPTION)
-    admin.failure = Unavailable("no broker")
-    assert {one.error for one in queue.send(intents(4), 0)} == {None}
-
-
-def test_a_look_that_failed_is_no_look(open_on, admin):
-    queue = open_on(Client())
-    admin.failure = Unavailable("no broker")
-    with pytest.raises(Unavailable):
-        queue.send(intents(1), 0)
-    admin.failure = None
-    queue.send(intents(1), 0)
-    assert SUBSCRIPTION in admin.subscriptions(topics_of(admin, RETRY_TOPIC)[3])
-
-
-def test_topics_with_another_number_of_partitions_are_taken_as_they_are(open_on, admin):
-    admin.create_partitioned_topic(DELETION_TOPIC, 7)
-    open_on(Client()).ensure()
-    assert admin.partitions(DELETION_TOPIC) == 7
-    assert all(SUBSCRIPTION in admin.subscriptions(part) for part in topics_of(admin, DELETION_TOPIC))
-
-
-@pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC])
-def test_a_topic_that_is_not_partitioned_is_refused(open_on, admin, topic):
-    admin.create_topic(topic)
-    client = Client()
-    with pytest.raises(Conflict):
-        open_on(client).send(intents(1), 0)
-    assert client.producer.sent == []
-
-
-def test_without_the_namespace_nothing_is_sent(open_on, admin):
-    admin.namespaces.clear()
-    with pytest.raises(NotFound, match="pulsar/system"):
-        open_on(Client()).send(intents(1), 0)
-
-
-def test_without_the_admin_api_nothing_is_sent(open_on, admin):
-    admin.failure = Unavailable("no broker")
-    client = Client()
-    with pytest.raises(Unavailable):
-        open_on(client).send(intents(1), 0)
-    assert client.producer.sent == []
-
-
-def test_one_failed_send_loses_no_other_outcome(open_on):
-    failures = [_pulsar.Result.Ok, _pulsar.Result.MessageTooBig, ValueError(""), _pulsar.Result.Ok]
-    sent = open_on(Client(failures)).send(intents(5), 60_000)
-    assert [one.error for one in sent] == [None, "MessageTooBig", "", None, None]
-    assert [bool(one.message_id) for one in sent] == [True, False, False, True, True]
-    assert [one.info.ledger_id for one in sent] == list(range(5))
-
-
-def test_after_a_time_out_the_rest_is_not_sent(open_on):
-    client = Client([_pulsar.Result.Timeout] * 12)
-    sent = open_on(client).send(intents(12), 60_000)
-    assert {one.error.split(",")[0] for one in sent} == {"Timeout", "not sent"}
-    assert len(client.producer.sent) == 12  # one for each partition, three times
-
-
-def test_once_no_partition_stores_anything_the_next_send_waits_for_none(open_on, monkeypatch):
-    """As while no bookie takes entries: each topic that is trimmed sends its own intents."""
-    client = Client([_pulsar.Result.Timeout] * 12)
-    queue = open_on(client)
-    queue.send(intents(12), 60_000)
-    with pytest.raises(Unavailable, match="bookies take entries"):
-        queue.send(intents(1), 60_000)
-    assert len(client.producer.sent) == 12
-    later = time.monotonic() + SHUT_FOR
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert [one.error for one in queue.send(intents(1), 60_000)] == [None]
-
-
-def test_partitions_that_store_messages_again_in_the_same_send_take_the_next_one(open_on):
-    """As while brokers restart, or bundles move: each partition lets one message time out."""
-    client = Client([_pulsar.Result.Timeout] * 4)
-    queue = open_on(client)
-    for _ in range(2):
-        assert {one.error for one in queue.send(intents(8), 60_000)} == {None}
-
-
-def test_more_messages_than_may_be_in_flight(open_on):
-    client = Client()
-    sent = open_on(client).send(intents(pulsar_session.IN_FLIGHT * 2 + 1), 0)
-    assert len(sent) == len(client.producer.sent) == pulsar_session.IN_FLIGHT * 2 + 1
 
 
 @pytest.mark.parametrize(
