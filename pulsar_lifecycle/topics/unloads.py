@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.unload_budget import UnloadBudget
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
 
@@ -63,45 +63,6 @@ class UnloadAfter(Enum):
     """It was pending before, or is nobody's write: it says nothing of what this run does."""
 
 
-class _Budget:
-    """So many unloads; what a topic needs may be kept for it, and nobody else takes that."""
-
-    def __init__(self, unloads: int) -> None:
-        self._left = unloads
-        self._kept: Counter[Topic] = Counter()
-        self._lock = threading.Lock()
-
-    def has(self, unloads: int, topic: Topic | None) -> bool:
-        """Whether there are so many, of which those that are kept for ``topic`` are some."""
-        with self._lock:
-            return self._left + (self._kept[topic] if topic else 0) >= unloads
-
-    def keep(self, topic: Topic, unloads: int) -> bool:
-        """Whether there are so many, which are kept for a topic."""
-        with self._lock:
-            if self._left < unloads:
-                return False
-            self._left -= unloads
-            self._kept[topic] += unloads
-            return True
-
-    def give_back(self, topic: Topic) -> None:
-        """What is kept for a topic is anybody's again."""
-        with self._lock:
-            self._left += self._kept.pop(topic, 0)
-
-    def take(self, topic: Topic) -> bool:
-        """Whether there is one for a topic, which is taken: first of those that are kept for it."""
-        with self._lock:
-            if self._kept[topic]:
-                self._kept[topic] -= 1
-                return True
-            if self._left <= 0:
-                return False
-            self._left -= 1
-            return True
-
-
 class Unloads:
     """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all.
 
@@ -112,7 +73,7 @@ class Unloads:
         self._per_second = per_second
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
-        self._budget = _Budget(limit)
+        self._budget = UnloadBudget(limit)
         self._stopping: list[str] = []
         """How unloads failed that end the run: of topics that it wrote, or of servers that do not do it."""
         self._refused: dict[str, list[str]] = {}
@@ -206,6 +167,10 @@ class Unloads:
         """Whether a loaded topic is to be unloaded before it is written, by what is known of unloads so far."""
         sure = not self._failures or (topic.namespace.tenant in self._works and not self._stopping)
         return not sure and topic not in self._unloaded
+
+    def has_unloaded(self, topic: Topic) -> bool:
+        """Whether this run has unloaded a topic."""
+        return topic in self._unloaded
 
     @property
     def down(self) -> bool:
@@ -390,8 +355,7 @@ def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str |
     restarted (``MLPendingAckStore.PendingAckReplay``, Pulsar 4.0.7).
     """
     try:
-        names = [encode_name(name) for name in snapshot.cursor_names(store, topic)]
-        logged = sorted(snapshot.with_pending_acks(store, topic, names))
+        logged = logs_of_acks(store, topic)
     except LifecycleError as error:
         return f"whether its broker still reads what was acknowledged in transactions is not known: {error}"
     for name in logged:
@@ -405,6 +369,12 @@ def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str |
         if state not in READS_NO_ACKS:
             return f"its broker has not read all of {what} ({state}); if that lasts, restart the broker"
     return None
+
+
+def logs_of_acks(store: MetadataStore, topic: Topic) -> list[str]:
+    """The subscriptions of a topic that have logs of what they acknowledged in transactions."""
+    names = [encode_name(name) for name in snapshot.cursor_names(store, topic)]
+    return sorted(snapshot.with_pending_acks(store, topic, names))
 
 
 def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:

@@ -40,7 +40,7 @@ from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, unowned_alon
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
-from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone, unread_acks
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone, logs_of_acks, unread_acks
 from pulsar_lifecycle.values import findings, owner_names
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Outcome
@@ -178,6 +178,9 @@ class TopicWrite:
             return None
         if not self._written and self._unknown is None:
             return self._forget(pending) if sure and self._newly_noted else None
+        if pending.loaded and self._newly_noted and self._is_nowhere(pending.topic):
+            pending = replace(pending, loaded=False)
+            control.note_unload(self._store, pending)
         if not pending.loaded:
             return None  # at its end the run looks whether some broker loaded it meanwhile
         gone = partial(is_gone, self._store, self._admin, self._clock, pending)
@@ -188,6 +191,22 @@ class TopicWrite:
             with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has finished it
                 control.note_unload(self._store, pending)
         return failure
+
+    def _is_nowhere(self, topic: Topic) -> bool:
+        """Whether this run unloaded a topic, and no broker has had it since to read its acknowledgements' logs.
+
+        An unload would have one load it, and read them.
+        """
+        if not self._guard.unloads.has_unloaded(topic):
+            return False
+        try:
+            for name in logs_of_acks(self._store, topic):
+                self._admin.pending_acks(topic, name)
+        except NotFound:
+            return True
+        except LifecycleError:
+            return False
+        return False
 
     def _forget(self, pending: PendingUnload) -> Why | None:
         try:
