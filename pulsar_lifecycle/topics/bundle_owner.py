@@ -178,13 +178,34 @@ def _loaded_along(
 def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> list[Topic]:
     """What a broker reads as it loads a topic, and whose bundles nobody owns.
 
-    Policies come first: it reads these for the others, too.
+    Policies come first: it reads these for the others, too. Of their partitions one that shares its bundle does.
     """
     owners, along = Owners(), _read_along(topic, _names(store, topic))
     return sorted(
         (one for one in along if not owners.of(store, brokers, one)),
-        key=lambda one: one.partitioned_parent.local != CHANGE_EVENTS,
+        key=lambda one: (one.partitioned_parent.local != CHANGE_EVENTS, _beside(store, one, topic) is None),
     )
+
+
+def read_at_once(store: MetadataStore, topic: Topic, unowned: Collection[Topic]) -> LoadedAlong | None:
+    """What would be loaded with a topic, whichever ``unowned`` partition of its policies is asked for first.
+
+    Who takes the first bundle of a namespace reads all these partitions, as a client
+    (``SystemTopicBasedTopicPoliciesService.addOwnedNamespaceBundleAsync``): only one bundle of theirs is taken alone.
+    """
+    parts = [one for one in unowned if one.partitioned_parent.local == CHANGE_EVENTS]
+    place = bundles(store, parts)
+    shared: dict[Topic | str, LoadedAlong] = {}
+    for one in parts if len(parts) > 1 else ():
+        if other := _beside(store, one, topic):
+            known = place[one] != str(one.namespace)
+            shared.setdefault(place[one] if known else one, LoadedAlong(one, other))
+    _, *more = shared.values() or [None]
+    return next(iter(more), None)
+
+
+def _beside(store: MetadataStore, read: Topic, topic: Topic) -> Topic | str | None:
+    return next(_others(store, read, (topic,)), None)
 
 
 def _read_along(topic: Topic, names: Collection[str] | None) -> list[Topic]:

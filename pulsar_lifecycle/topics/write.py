@@ -36,7 +36,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, unowned_along
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, read_at_once, unowned_along
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
@@ -303,8 +303,12 @@ def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
         return None
     if isinstance(along.other, str):
         return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
+    unowned = unowned_along(ports.store, run.brokers, topic)
+    if more := read_at_once(ports.store, topic, unowned):
+        text = f"{more.text}; it reads all partitions of that at once; have a client use {more.other} first"
+        return Why(Code.BUNDLE_SHARED, text)
     try:
-        for one in unowned_along(ports.store, run.brokers, topic):
+        for one in unowned:
             ports.admin.subscriptions(one)
     except STOPPING:
         raise

@@ -17,6 +17,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -262,6 +263,26 @@ def test_no_broker_is_asked_for_what_else_is_loaded_once_the_run_may_unload_no_m
     found = scene.trim(loaded_topics=True, limit=0).values()
     assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, Code.NOT_UNLOADED)}
     assert scene.cluster.admin.touched == []
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_policies_in_two_bundles_are_read_at_once_by_whoever_takes_the_first(scene: Scene, both: bool) -> None:
+    """By a client of that broker, so that the other bundle is taken with all its topics."""
+    scene.cluster.halve(TOPIC.namespace)
+    own = half_of(TOPIC)
+    parts = {half_of(one): one for one in (in_namespace(f"{CHANGE_EVENTS}-partition-{number}") for number in range(9))}
+    beside = {half_of(one): one for one in (in_namespace(f"t-{number}") for number in range(9))}
+    there = [*parts.values(), beside[1 - own], *([beside[own]] if both else [])]
+    for one in there:
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    for one in parts.values():
+        scene.cluster.admin.topics[one] = {}
+    scene.load()
+    scene.cluster.admin.loaded.clear()
+    scene.cluster.wait(1)
+    found = scene.trim(loaded_topics=True).values()
+    assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if both else Code.TAKEN_OFF}
+    assert scene.cluster.admin.touched == ([] if both else [parts[1 - own], parts[own], TOPIC])
 
 
 @pytest.mark.parametrize(
