@@ -9,16 +9,18 @@ lists.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.load_state import Brokers, fetch_brokers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
-from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 from pulsar_lifecycle.topics.protection import PENDING_ACKS
 
 LOCKS_ROOT = "/namespace"
@@ -164,6 +166,19 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> I
     place = bundles(store, [topic, *along])
     others = [one for one in along if place[one] != place[topic] or place[one] == str(one.namespace)]
     yield from _loaded_along(store, brokers, Owners(), others, ())
+
+
+def loaded_by_unload(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> LoadedAlong | None:
+    """What a broker loads besides a topic that it is asked to unload, and that none lists; None where that is unknown.
+
+    Brokers are asked only where locks do not tell that it is nothing.
+    """
+    with contextlib.suppress(LifecycleError):
+        if next(loaded_by_request(store, Brokers({}, 0), topic), None):
+            brokers = fetch_brokers(store, admin)
+            if str(topic) not in brokers.loaded:
+                return next(loaded_by_request(store, brokers, topic), None)
+    return None
 
 
 def _loaded_along(

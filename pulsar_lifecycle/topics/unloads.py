@@ -22,6 +22,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_unload
 from pulsar_lifecycle.topics.unload_budget import UnloadBudget
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
@@ -337,6 +338,8 @@ def _unload(
         still_pending[str(pending.topic)] = "not tried after others failed"
     elif unread := unread_acks(store, admin, pending.topic):
         still_pending[str(pending.topic)] = unread
+    elif along := loaded_by_unload(store, admin, pending.topic):
+        still_pending[str(pending.topic)] = f"no broker lists it, and for its unload {along.text}"
     elif failure := guard.unloads.unload(
         store, admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):

@@ -306,6 +306,25 @@ def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
     assert (scene.cluster.admin.touched == [TOPIC], len(scene.left_pending)) == (asked, pending)
 
 
+@pytest.mark.parametrize("neighbour", [True, False])
+def test_a_pending_unload_loads_nothing_else_where_its_broker_died(scene: Scene, neighbour: bool) -> None:
+    """Nor is it done in the two statistics intervals in which some broker may have the topic, and not list it yet."""
+    scene.cluster.halve(TOPIC.namespace)
+    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != half_of(TOPIC))
+    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) == half_of(read))
+    for one in (read, *([beside] if neighbour else [])):
+        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+    scene.load()
+    scene.cluster.admin.loaded.clear()
+    noted = scene.cluster.clock.now_ms()
+    control.note_unload(scene.store, control.PendingUnload(TOPIC, True, noted, control.LEASE))
+    scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+    assert (scene.cluster.admin.touched, len(scene.left_pending)) == (([], 1) if neighbour else ([TOPIC], 0))
+    scene.cluster.wait(1)
+    scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([] if neighbour else [TOPIC], [])
+
+
 def test_a_failed_unload_is_tried_again_reported_and_done_by_the_next_run(scene: Scene) -> None:
     scene.load()
     asked: list[Topic] = []
