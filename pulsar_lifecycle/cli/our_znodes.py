@@ -107,7 +107,7 @@ class ShownUnload:
             return f"{one.topic} {what}: its run is at work"
         return (
             f"{one.topic} {what}: the next run that trims, loads, offloads or deletes does it; "
-            "where that fails, the run's log says why"
+            "where it cannot yet, the run's log says why"
         )
 
 

@@ -292,7 +292,8 @@ def finish_unloads(
     control.finish_many_unloads(store, [one for one, left in unlisted.items() if left <= 0], guard.guard)
     for one, left in unlisted.items():
         if left > 0:
-            still_pending[str(one.topic)] = f"no broker lists it; one that hangs may have it for {left // 1000} s yet"
+            why = f"no broker lists it; one that hangs may have it for {left // 1000} s yet"
+            _stays(still_pending, one, why)
     found = [one for one in found if one not in unlisted]
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for pending in found[first:] + found[:first]:
@@ -337,17 +338,21 @@ def _unload(
     if failed[tenant] >= MAX_FAILURES or guard.unloads.down:
         still_pending[str(pending.topic)] = "not tried after others failed"
     elif unread := unread_acks(store, admin, pending.topic):
-        still_pending[str(pending.topic)] = unread
+        _stays(still_pending, pending, unread)
     elif along := loaded_by_unload(store, admin, pending.topic):
-        still_pending[str(pending.topic)] = f"no broker lists it, and for its unload {along.text}"
+        _stays(still_pending, pending, f"no broker lists it, and for its unload {along.text}")
     elif failure := guard.unloads.unload(
         store, admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):
-        _LOG.warning("pending unload of %s: %s", pending.topic, failure)
         failed[tenant] += 1
-        still_pending[str(pending.topic)] = failure.text
+        _stays(still_pending, pending, failure.text)
     else:
         control.finish_unload(store, pending)
+
+
+def _stays(still_pending: dict[str, str], pending: PendingUnload, why: str) -> None:
+    _LOG.warning("pending unload of %s: %s", pending.topic, why)
+    still_pending[str(pending.topic)] = why
 
 
 def unread_acks(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:

@@ -9,20 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from pulsar_lifecycle.copies import attempts
-from pulsar_lifecycle.errors import (
-    Conflict,
-    LeaseLost,
-    OutcomeUnknown,
-    Paused,
-    Refused,
-    Unavailable,
-)
+from pulsar_lifecycle.errors import Conflict, LeaseLost, OutcomeUnknown, Paused, Refused, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.formats.offload_object import (
-    data_key,
-    index_key,
-)
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
