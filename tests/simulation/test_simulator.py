@@ -13,7 +13,7 @@ from tests.simulation.operators import delaying, idle_loads, idling, loading, re
 from tests.simulation.simulator import shrink, simulate
 from tests.simulation.steps import EXTRAS, ROUTINE
 
-SCHEDULES = 1_000
+SCHEDULES = 600
 
 
 @pytest.mark.timeout(3600)  # beside the tests with servers, at low priority
