@@ -8,13 +8,15 @@ import pulsar
 
 
 class Producer:
-    """A client's producer: ``script`` says what becomes of each message, in order."""
+    """A client's producer: ``script`` says what becomes of each message, in order; ``before`` is called before each."""
 
     def __init__(self, script):
         self.script = list(script)
         self.sent = []
+        self.before = lambda: None
 
     def send_async(self, content, callback, **options):
+        self.before()
         self.sent.append((content, options))
         result = self.script.pop(0) if self.script else _pulsar.Result.Ok
         if isinstance(result, Exception):
@@ -46,7 +48,7 @@ class Reader(Consumer):
 
 
 class Client:
-    """``not_answering`` partitions take no producer; ``before`` is called with each message that goes out."""
+    """``not_answering`` partitions take no producer."""
 
     def __init__(self, script=(), messages=(), failure=None, not_answering=()):
         self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure

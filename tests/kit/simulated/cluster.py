@@ -7,6 +7,7 @@ product does with them (``pipeline.py``) and what a test expects.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -65,6 +66,11 @@ def schema_tags(schema_id: str) -> dict[str, str]:
 def compacted_tags(topic: Topic) -> dict[str, str]:
     """Tags of a compacted-topic ledger."""
     return {"component": "compacted-ledger", "pulsar/compactedTopic": str(topic)}
+
+
+def half_of(topic: Topic | str) -> int:
+    """1 where its bundle is the upper one of two (:meth:`SimulatedCluster.halve`)."""
+    return zlib.crc32(str(topic).encode()) >> 31
 
 
 def bucket_key(start: int, end: int) -> str:

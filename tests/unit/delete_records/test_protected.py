@@ -29,11 +29,6 @@ from tests.kit.simulated.pipeline import Policy
 TOPIC, OTHER = map(Topic.parse, ("persistent://acme/orders/placed-partition-0", "persistent://acme/orders/other"))
 
 
-def half_of(topic: Topic) -> int:
-    """1 where its bundle is in the upper half of all."""
-    return zlib.crc32(str(topic).encode()) >> 31
-
-
 def shadowed(scene: RecordsScene, shadow: Topic, source: Topic) -> None:
     scene.cluster.topic(shadow, scene.ids[scene.topic], entries=10, shadow_of=str(source))
 

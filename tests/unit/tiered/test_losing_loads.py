@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
@@ -23,7 +22,7 @@ from tests.kit.scenes.tiered.commit_cases import begun, interrupted_after_the_co
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.simulated.cluster import data_tags
+from tests.kit.simulated.cluster import data_tags, half_of
 
 KNOWN: InForce[Replication | None] = InForce({str(TOPIC.namespace): Replication()})
 LAZY = LoadLosses(KNOWN, lazy_cursors=True)
@@ -125,9 +124,9 @@ def test_what_must_be_read_first_is_copied_once_others_are_not_loaded_with_it(ta
     """Its broker reads policies of topics, and who takes the bundle of these for that loads all topics in it."""
     scene = Scene()
     scene.cluster.halve(TOPIC.namespace)
-    here = zlib.crc32(str(TOPIC).encode()) >> 31
+    here = half_of(TOPIC)
     names = (f"persistent://{TOPIC.namespace}/{local}" for local in (*BY_THEMSELVES, *map(str, range(99))))
-    there = [Topic.parse(name) for name in names if zlib.crc32(name.encode()) >> 31 != here]
+    there = [Topic.parse(name) for name in names if half_of(name) != here]
     read, beside = there[0], there[-1]
     assert read.local in BY_THEMSELVES
     for one in (read, beside):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ from tests.kit.crash import raising
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, nothing_lost, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
-from tests.kit.simulated.cluster import BROKER, data_tags
+from tests.kit.simulated.cluster import BROKER, data_tags, half_of
 
 
 @pytest.fixture
@@ -188,11 +187,6 @@ def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_tran
 
 def in_namespace(local: str) -> Topic:
     return Topic.parse(f"persistent://{TOPIC.namespace}/{local}")
-
-
-def half_of(topic: Topic) -> int:
-    """1 where its bundle is in the upper half of all."""
-    return zlib.crc32(str(topic).encode()) >> 31
 
 
 @pytest.mark.parametrize("unread", [True, False])

@@ -53,14 +53,12 @@ def test_what_was_sent_while_the_subscription_was_lost_is_sent_again(open_on, ad
     client = Client()
     queue = open_on(client)
     queue.ensure()
-    sends = client.producer.send_async
 
-    def lose_it(content, callback, **options):
+    def lose_it():
         if not client.producer.sent:
             admin.topics[topics_of(admin, DELETION_TOPIC)[1]].pop(SUBSCRIPTION)
-        sends(content, callback, **options)
 
-    client.producer.send_async = lose_it
+    client.producer.before = lose_it
     sent = queue.send(intents(4), 0)
     assert {one.error for one in sent} == {None}
     assert len(client.producer.sent) == 5
@@ -71,14 +69,12 @@ def test_what_is_lost_again_and_again_was_not_sent(open_on, admin):
     client = Client()
     queue = open_on(client)
     queue.ensure()
-    sends = client.producer.send_async
 
-    def lose_all(content, callback, **options):
+    def lose_all():
         for part in topics_of(admin, DELETION_TOPIC):
             admin.topics[part].pop(SUBSCRIPTION, None)
-        sends(content, callback, **options)
 
-    client.producer.send_async = lose_all
+    client.producer.before = lose_all
     (sent,) = queue.send(intents(1), 0)
     assert "lost its subscription" in sent.error
     assert sent.message_id == b""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.kit.scenes.lifecycle.activity_scene import ActivityScene
 from tests.kit.scenes.lifecycle.inactive_loads import PARTITIONS, chosen, deletions, plan, said, there, unused
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, stored
 from tests.kit.scenes.retention_scene import NAMESPACE
+from tests.kit.simulated.cluster import half_of
 
 FOUR = tuple(f"p-partition-{n}" for n in range(4))
 
@@ -264,7 +264,7 @@ def test_later_partitions_are_looked_at_where_a_launch_does_not_take_all(scene: 
 
 def upper(name: str) -> bool:
     """Whether a topic is in the upper half of all bundles."""
-    return bool(zlib.crc32(f"{OWN}{name}".encode()) >> 31)
+    return bool(half_of(f"{OWN}{name}"))
 
 
 def test_a_partition_that_the_budget_leaves_keeps_no_other(scene: ActivityScene) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Collection
 from itertools import count
 
@@ -22,7 +21,7 @@ from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
-from tests.kit.simulated.cluster import BROKER
+from tests.kit.simulated.cluster import BROKER, half_of
 
 
 def test_topics_that_brokers_load_by_themselves_share_no_bundle(scene: LoadScene) -> None:
@@ -94,7 +93,7 @@ def test_a_bundle_that_its_owner_just_lost_is_left_alone(scene: LoadScene, manag
 
 def named(upper: bool) -> str:
     """A local name whose topic is in the upper half of all bundles, or not."""
-    return next(n for n in map("t-{}".format, count()) if (zlib.crc32(f"{OWN}{n}".encode()) >> 31) == upper)
+    return next(n for n in map("t-{}".format, count()) if half_of(f"{OWN}{n}") == upper)
 
 
 @pytest.mark.parametrize("neighbour", [True, False])
@@ -103,7 +102,7 @@ def test_a_topic_is_left_whose_broker_reads_policies_out_of_a_bundle_that_nobody
 ) -> None:
     """Its own bundle has an owner; whoever takes that of ``__change_events`` loads all that is in there."""
     events = Topic.parse(f"{OWN}__change_events")
-    upper = bool(zlib.crc32(str(events).encode()) >> 31)
+    upper = bool(half_of(events))
     scene.servers.halve(NAMESPACE)
     name = named(not upper)
     expired(scene, name)

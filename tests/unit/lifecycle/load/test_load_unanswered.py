@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 
 import pytest
 
@@ -18,7 +17,7 @@ from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
-from tests.kit.simulated.cluster import BROKER
+from tests.kit.simulated.cluster import BROKER, half_of
 
 OTHER = "broker-2:8080"
 HALVES = ("0x00000000_0x80000000", "0x80000000_0xffffffff")
@@ -26,7 +25,7 @@ HALVES = ("0x00000000_0x80000000", "0x80000000_0xffffffff")
 
 def named(upper: bool, number: int = 0) -> str:
     """A local name whose topic is in the upper half of all bundles, or not."""
-    names = (n for n in map("t-{}".format, range(99)) if (zlib.crc32(f"{OWN}{n}".encode()) >> 31) == upper)
+    names = (n for n in map("t-{}".format, range(99)) if half_of(f"{OWN}{n}") == upper)
     return [*names][number]
 
 
