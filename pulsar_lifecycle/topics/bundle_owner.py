@@ -9,14 +9,13 @@ lists.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from urllib.parse import urlsplit
 
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers, fetch_brokers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
@@ -169,15 +168,14 @@ def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> I
 
 
 def loaded_by_unload(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> LoadedAlong | None:
-    """What a broker loads besides a topic that it is asked to unload, and that none lists; None where that is unknown.
+    """What a broker loads besides a topic that it is asked to unload, and that none lists; None for nothing.
 
-    Brokers are asked only where locks do not tell that it is nothing.
+    Brokers are asked only where locks do not tell that it is nothing. Raises what store and brokers raise.
     """
-    with contextlib.suppress(LifecycleError):
-        if next(loaded_by_request(store, Brokers({}, 0), topic), None):
-            brokers = fetch_brokers(store, admin)
-            if str(topic) not in brokers.loaded:
-                return next(loaded_by_request(store, brokers, topic), None)
+    if next(loaded_by_request(store, Brokers({}, 0), topic), None):
+        brokers = fetch_brokers(store, admin)
+        if str(topic) not in brokers.loaded:
+            return next(loaded_by_request(store, brokers, topic), None)
     return None
 
 
@@ -190,37 +188,31 @@ def _loaded_along(
             yield from (LoadedAlong(one, other) for other in _others(store, one, going))
 
 
-def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> list[Topic]:
-    """What a broker reads as it loads a topic, and whose bundles nobody owns.
+def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> dict[Topic, Topic | str | None]:
+    """What a broker reads as it loads a topic, and whose bundles nobody owns; and what else is in the bundle of each.
 
     Policies come first: it reads these for the others, too. Of their partitions one that shares its bundle does.
     """
     owners, along = Owners(), _read_along(topic, _names(store, topic))
-    return sorted(
-        (one for one in along if not owners.of(store, brokers, one)),
-        key=lambda one: (one.partitioned_parent.local != CHANGE_EVENTS, _beside(store, one, topic) is None),
-    )
+    beside = {one: next(_others(store, one, (topic,)), None) for one in along if not owners.of(store, brokers, one)}
+    order = sorted(beside, key=lambda one: (one.partitioned_parent.local != CHANGE_EVENTS, beside[one] is None))
+    return {one: beside[one] for one in order}
 
 
-def read_at_once(store: MetadataStore, topic: Topic, unowned: Collection[Topic]) -> LoadedAlong | None:
-    """What would be loaded with a topic, whichever ``unowned`` partition of its policies is asked for first.
+def read_at_once(store: MetadataStore, unowned: Mapping[Topic, Topic | str | None]) -> LoadedAlong | None:
+    """What would be loaded, whichever of the policies' partitions among ``unowned`` is asked for first.
 
     Who takes the first bundle of a namespace reads all these partitions, as a client
     (``SystemTopicBasedTopicPoliciesService.addOwnedNamespaceBundleAsync``): only one bundle of theirs is taken alone.
     """
-    parts = [one for one in unowned if one.partitioned_parent.local == CHANGE_EVENTS]
+    parts = {one: other for one, other in unowned.items() if one.partitioned_parent.local == CHANGE_EVENTS}
     place = bundles(store, parts)
     shared: dict[Topic | str, LoadedAlong] = {}
-    for one in parts if len(parts) > 1 else ():
-        if other := _beside(store, one, topic):
+    for one, other in parts.items():
+        if other:
             known = place[one] != str(one.namespace)
             shared.setdefault(place[one] if known else one, LoadedAlong(one, other))
-    _, *more = shared.values() or [None]
-    return next(iter(more), None)
-
-
-def _beside(store: MetadataStore, read: Topic, topic: Topic) -> Topic | str | None:
-    return next(_others(store, read, (topic,)), None)
+    return next(islice(shared.values(), 1, None), None)
 
 
 def _read_along(topic: Topic, names: Collection[str] | None) -> list[Topic]:

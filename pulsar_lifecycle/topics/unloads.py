@@ -339,8 +339,8 @@ def _unload(
         still_pending[str(pending.topic)] = "not tried after others failed"
     elif unread := unread_acks(store, admin, pending.topic):
         _stays(still_pending, pending, unread)
-    elif along := loaded_by_unload(store, admin, pending.topic):
-        _stays(still_pending, pending, f"no broker lists it, and for its unload {along.text}")
+    elif others := _loads_others(store, admin, pending.topic):
+        _stays(still_pending, pending, others)
     elif failure := guard.unloads.unload(
         store, admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):
@@ -348,6 +348,14 @@ def _unload(
         _stays(still_pending, pending, failure.text)
     else:
         control.finish_unload(store, pending)
+
+
+def _loads_others(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
+    try:
+        along = loaded_by_unload(store, admin, topic)
+    except LifecycleError as error:
+        return f"whether its unload would have other topics loaded is not known: {error}"
+    return f"no broker lists it, and for its unload {along.text}" if along else None
 
 
 def _stays(still_pending: dict[str, str], pending: PendingUnload, why: str) -> None:

@@ -178,11 +178,12 @@ class TopicWrite:
             return None
         if not self._written and self._unknown is None:
             return self._forget(pending) if sure and self._newly_noted else None
-        if pending.loaded and self._newly_noted and self._is_nowhere(pending.topic):
-            pending = replace(pending, loaded=False)
-            control.note_unload(self._store, pending)
         if not pending.loaded:
             return None  # at its end the run looks whether some broker loaded it meanwhile
+        if self._newly_noted and self._is_nowhere(pending.topic):
+            with contextlib.suppress(LifecycleError):  # as it is noted now, a later run finds it in time
+                control.note_unload(self._store, replace(pending, loaded=False))
+            return None
         gone = partial(is_gone, self._store, self._admin, self._clock, pending)
         failure = self._guard.unloads.unload(self._store, self._admin, pending.topic, gone)
         if sure and not failure:
@@ -202,10 +203,8 @@ class TopicWrite:
         try:
             for name in logs_of_acks(self._store, topic):
                 self._admin.pending_acks(topic, name)
-        except NotFound:
-            return True
-        except LifecycleError:
-            return False
+        except LifecycleError as error:
+            return isinstance(error, NotFound)
         return False
 
     def _forget(self, pending: PendingUnload) -> Why | None:
@@ -304,7 +303,7 @@ def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
     if isinstance(along.other, str):
         return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
     unowned = unowned_along(ports.store, run.brokers, topic)
-    if more := read_at_once(ports.store, topic, unowned):
+    if more := read_at_once(ports.store, unowned):
         text = f"{more.text}; it reads all partitions of that at once; have a client use {more.other} first"
         return Why(Code.BUNDLE_SHARED, text)
     try:

@@ -10,20 +10,16 @@ import pytest
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.errors import Conflict, LeaseLost, OutcomeUnknown, Paused, Refused, Unavailable
-from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
-from pulsar_lifecycle.topics.unloads import finish_unloads
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.copies import Verified
 from pulsar_lifecycle.values.outcomes import Action, Outcome
-from pulsar_lifecycle.values.topic_load import LoadReason, PendingAcks
+from pulsar_lifecycle.values.topic_load import LoadReason
 from tests.kit.crash import raising
-from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.refused import refused_by
 from tests.kit.scenes.tiered.commit_cases import Off, begun, fill
@@ -41,35 +37,6 @@ def scene() -> Scene:
 
 
 # ---------------------------------------------------------------------------------------------------------- the effect
-
-
-@pytest.mark.parametrize("loaded_since", [False, True])
-def test_what_is_committed_after_a_read_leaves_no_unload_of_a_topic_with_transactions(
-    scene: Scene, loaded_since: bool
-) -> None:
-    """The run unloaded it after the read: no broker has it then that had read the acknowledgements' logs.
-
-    If a broker loaded it since, it is unloaded once that broker lists it.
-    """
-    admin = scene.cluster.admin
-    cursor = cursor_format.ManagedCursorInfo(-1, Position(scene.ids[0], 0))
-    scene.cluster.put(f"{scene.cluster.topic_path(TOPIC)}/s", cursor_format.encode(cursor))
-    admin.topics[TOPIC] = {"s": FakeSubscription()}
-    scene.cluster.topic(Topic.parse(f"{TOPIC}-s{PENDING_ACKS}"), [])
-    admin.acks[TOPIC, "s"] = PendingAcks.READY
-    session, proven = begun(scene)
-    said = session.commit(proven)
-    assert outcomes(said) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
-    assert "pending" not in str(said)
-    (pending,) = scene.pending_unloads
-    assert not pending.loaded
-    before = list(admin.touched)
-    if loaded_since:
-        scene.cluster.load(TOPIC)
-    scene.cluster.wait(1)
-    finish_unloads(session.ports.store, admin, session.ports.clock, session.guard, wait=False)
-    assert scene.pending_unloads == []
-    assert admin.touched == [*before, *([TOPIC] if loaded_since else [])]
 
 
 @pytest.mark.parametrize("loaded", [False, True])
