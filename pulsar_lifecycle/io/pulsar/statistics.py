@@ -139,7 +139,7 @@ def last_use(stats: Any, topic: Topic, subscription: str) -> int | None:
 def pending_acks_of(stats: Any, what: str) -> PendingAcks:
     """What ``TransactionPendingAckStats`` say. Raises StoreError."""
     state = stats.get("state") if isinstance(stats, dict) else None
-    if state not in set(PendingAcks) - {PendingAcks.OFF}:
+    if state not in [one for one in PendingAcks if one is not PendingAcks.OFF]:  # it may be no word at all
         raise _unlike(what, f"a state such as {PendingAcks.READY}")
     return PendingAcks(state)
 

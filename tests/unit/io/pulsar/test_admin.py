@@ -59,7 +59,7 @@ def test_names_are_percent_encoded_once_where_transactions_are_asked_about():
     assert cluster.admin.pending_acks(TOPIC, "a+b/c") is PendingAcks.READY
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"state": None}, {"state": "off"}, {"state": "ready"}])
+@pytest.mark.parametrize("answer", [None, [], {}, {"state": None}, {"state": "off"}, {"state": "ready"}, {"state": []}])
 def test_another_state_of_transactions_than_pulsars_is_an_error(answer):
     with pytest.raises(StoreError):
         AnsweringCluster({ACKS: httpx.Response(200, json=answer)}).admin.pending_acks(TOPIC, "a+b/c")
