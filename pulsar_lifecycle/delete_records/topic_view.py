@@ -31,6 +31,7 @@ from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.policies import CLUSTERS, NamespacePolicies, replication_clusters
 from pulsar_lifecycle.topics.snapshot import TopicReading
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.topics.system_topics.system_topic import LedgerSource
 from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, STOPPING, TopicRun, why_loaded
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
@@ -188,9 +189,10 @@ def replication_of(
     paths = [f"/admin/policies/{namespace}" for namespace in namespaces]
     by_namespace: dict[Namespace, Clusters] = {}
     own: dict[Namespace, NamespacePolicies] = {}
+    source = LedgerSource(ports.store, ports.reader, lambda: ports.objects, root)
     for namespace, path, node in zip(namespaces, paths, configuration.read(paths), strict=True):
         by_namespace[namespace] = _named(path, node)
-        own[namespace] = read_namespace(ports.store, ports.reader, lambda: ports.objects, namespace, root)
+        own[namespace] = read_namespace(source, namespace)
     alone = any(policies.unknown for policies in own.values()) and _is_alone(configuration, cluster)
     found = {
         topic: by_namespace[topic.namespace]

@@ -19,7 +19,6 @@ from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, WriterSchema
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.topics.policies import (
@@ -30,7 +29,7 @@ from pulsar_lifecycle.topics.policies import (
     topics_have_policies,
 )
 from pulsar_lifecycle.topics.system_topics.system_topic import (
-    Objects,
+    LedgerSource,
     OnlyInBucket,
     WrittenMeanwhile,
     located,
@@ -54,25 +53,17 @@ def read_namespaces(
         return dict.fromkeys(namespaces, NamespacePolicies(unknown=unknown))
     with cluster.ports(read_only=True, pace=cluster.entry_pace()) as ports:
         root = cluster.settings.bookkeeper.ledgers_root
-        return {
-            name: read_namespace(ports.store, ports.reader, lambda: ports.objects_if_set, Namespace.parse(name), root)
-            for name in namespaces
-        }
+        source = LedgerSource(ports.store, ports.reader, lambda: ports.objects_if_set, root)
+        return {name: read_namespace(source, Namespace.parse(name)) for name in namespaces}
 
 
-def read_namespace(
-    store: MetadataStore,
-    reader: LedgerReader,
-    objects: Objects,
-    namespace: Namespace,
-    root: str = "/ledgers",
-) -> NamespacePolicies:
+def read_namespace(source: LedgerSource, namespace: Namespace) -> NamespacePolicies:
     """The policies of a namespace's topics; never raises for what it reads, and writes nothing.
 
     In memory: the last event of each topic, and a few MiB of a ledger.
     """
     try:
-        return _read(store, reader, objects, namespace, root)
+        return _read(source, namespace)
     except WrittenMeanwhile as error:
         return NamespacePolicies(unknown=Unknown(Unreadable.CHANGING, str(error)))
     except OnlyInBucket as error:
@@ -83,21 +74,19 @@ def read_namespace(
         return NamespacePolicies(unknown=Unknown(Unreadable.UNREAD, str(error)))
 
 
-def _read(
-    store: MetadataStore, reader: LedgerReader, objects: Objects, namespace: Namespace, root: str
-) -> NamespacePolicies:
-    store.sync("/")
-    parts = parts_of(store, namespace, CHANGE_EVENTS)
+def _read(source: LedgerSource, namespace: Namespace) -> NamespacePolicies:
+    source.store.sync("/")
+    parts = parts_of(source.store, namespace, CHANGE_EVENTS)
     if not parts:
         return NamespacePolicies()
     if namespace.cluster:
         return NamespacePolicies(unknown=Unknown(Unreadable.LEGACY, f"{namespace} has {parts[0].local}"))
     if len(parts) > 1 and parts[0].partition is None:
         return NamespacePolicies(unknown=Unknown(Unreadable.AMBIGUOUS, f"{parts[0]} and {parts[1]}"))
-    schemas = _Schemas(store, reader, parts[0].schema_id, root)
+    schemas = _Schemas(source, parts[0].schema_id)
     replayed = Replayed(namespace)
     # Each topic's events are in one partition, unless partitions were added: then the time decides.
-    found = [one for part in parts for one in _events(store, reader, objects, part, schemas, root)]
+    found = [one for part in parts for one in _events(source, part, schemas)]
     for one in sorted(found, key=lambda one: one.publish_time) if len(parts) > 1 else found:
         with located(one.where):
             if one.value is None:
@@ -126,9 +115,7 @@ class _Event:
         return self.key, bool((self.value["topicPoliciesEvent"]["policies"] or {}).get("isGlobal"))
 
 
-def _events(
-    store: MetadataStore, reader: LedgerReader, objects: Objects, topic: Topic, schemas: _Schemas, root: str
-) -> list[_Event]:
+def _events(source: LedgerSource, topic: Topic, schemas: _Schemas) -> list[_Event]:
     """The last event of each that it is about, in their order."""
 
     def take(entries: Iterator[tuple[Position, bytes]]) -> list[_Event]:
@@ -139,7 +126,7 @@ def _events(
                 found[one.replaced_by] = one
         return list(found.values())
 
-    return read_whole(store, reader, objects, topic, root, take) or []
+    return read_whole(source, topic, take) or []
 
 
 def _messages(position: Position, data: bytes, schemas: _Schemas) -> Iterator[_Event]:
@@ -158,8 +145,8 @@ def _messages(position: Position, data: bytes, schemas: _Schemas) -> Iterator[_E
 class _Schemas:
     """The schemas of ``__change_events`` by version, each read once."""
 
-    def __init__(self, store: MetadataStore, reader: LedgerReader, schema_id: str, root: str) -> None:
-        self._store, self._reader, self._root = store, reader, root
+    def __init__(self, source: LedgerSource, schema_id: str) -> None:
+        self._source = source
         self._path = f"{SCHEMAS_ROOT}/{schema_id}"
         self._known: dict[int, WriterSchema] = {}
 
@@ -174,7 +161,7 @@ class _Schemas:
 
     def _read(self, version: int) -> bytes:
         """From the locator, or from the indexes that schema entries carry of what came before."""
-        node = node_of(self._store, self._path)
+        node = node_of(self._source.store, self._path)
         if node is None:
             raise NotFound(f"{self._path}: there is no such z-node")
         locator = schema.decode_locator(node.data)
@@ -193,8 +180,8 @@ class _Schemas:
             index = (*index, *self._entry(oldest.position).index)
 
     def _entry(self, position: Position) -> schema.SchemaEntry:
-        (metadata,) = stored_references.metadata_of(self._store, [position.ledger_id], self._root)
+        (metadata,) = stored_references.metadata_of(self._source.store, [position.ledger_id], self._source.root)
         if isinstance(metadata, LifecycleError):
             raise metadata
-        (entry,) = self._reader.read(position.ledger_id, metadata, position.entry_id, position.entry_id)
+        (entry,) = self._source.reader.read(position.ledger_id, metadata, position.entry_id, position.entry_id)
         return schema.decode_entry(entry.payload)

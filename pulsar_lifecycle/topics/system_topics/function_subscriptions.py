@@ -16,7 +16,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import ClusterPorts
 from pulsar_lifecycle.run_settings import FUNCTIONS_METADATA
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.topics.system_topics.system_topic import located, messages_of, parts_of, read_whole
+from pulsar_lifecycle.topics.system_topics.system_topic import LedgerSource, located, messages_of, parts_of, read_whole
 from pulsar_lifecycle.values.codes import Why
 from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 
@@ -65,7 +65,8 @@ def function_subscriptions(cluster: Cluster) -> FunctionSubscriptions:
 def _names(ports: ClusterPorts, topic: Topic, root: str) -> frozenset[str] | None:
     """None without the topic: workers make it before there is any function."""
     parts = parts_of(ports.store, topic.namespace, topic.local)
-    found = [read_whole(ports.store, ports.reader, lambda: ports.objects_if_set, one, root, _taken) for one in parts]
+    source = LedgerSource(ports.store, ports.reader, lambda: ports.objects_if_set, root)
+    found = [read_whole(source, one, _taken) for one in parts]
     there = [names for names in found if names is not None]
     return frozenset[str]().union(*there) if there else None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
@@ -27,13 +28,25 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStor
 from pulsar_lifecycle.scan import stored_references
 
 T = TypeVar("T")
-Objects = Callable[[], ObjectStore | None]
-"""The buckets of tiered storage, opened where some of a topic is only there; None where the settings have none."""
 
 TRIES = 3
 """How often a topic is read anew that changed, or failed, while it was read."""
 _AT_ONCE = 500
 """Entries of an open ledger that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSource:
+    """Where a topic's ledgers are read: their metadata below ``root``, their entries in bookies or ``objects``.
+
+    ``objects``: the buckets of tiered storage, opened where some of a topic is only there; None where the settings have
+    none.
+    """
+
+    store: MetadataStore
+    reader: LedgerReader
+    objects: Callable[[], ObjectStore | None]
+    root: str = "/ledgers"
 
 
 class WrittenMeanwhile(LifecycleError):
@@ -60,14 +73,7 @@ def parts_of(store: MetadataStore, namespace: Namespace, local: str) -> list[Top
     return sorted(found, key=lambda topic: -1 if topic.partition is None else topic.partition)
 
 
-def read_whole(
-    store: MetadataStore,
-    reader: LedgerReader,
-    objects: Objects,
-    topic: Topic,
-    root: str,
-    take: Callable[[Iterator[tuple[Position, bytes]]], T],
-) -> T | None:
+def read_whole(source: LedgerSource, topic: Topic, take: Callable[[Iterator[tuple[Position, bytes]]], T]) -> T | None:
     """What ``take`` makes of all entries: the compacted ledger, then what lies behind its horizon; None without topic.
 
     The z-node must be the same afterwards: else ledgers may have been trimmed once they were compacted anew. ``take``
@@ -75,19 +81,19 @@ def read_whole(
     """
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     for left in reversed(range(TRIES)):
-        store.sync("/")
-        before = node_of(store, path)
+        source.store.sync("/")
+        before = node_of(source.store, path)
         if before is None:
             return None
         failure: LifecycleError | None = None
         found: T | None = None
         try:
-            found = take(_entries(store, reader, objects, path, before, root))
+            found = take(_entries(source, path, before))
         except OnlyInBucket:
             raise
         except LifecycleError as error:
             failure = error
-        after = node_of(store, path)
+        after = node_of(source.store, path)
         same = after is not None and after.stat.mzxid == before.stat.mzxid and after.stat.czxid == before.stat.czxid
         if same and failure is None:
             return found
@@ -125,37 +131,35 @@ def located(where: str) -> Iterator[None]:
         raise type(error)(f"{where}: {error.what}", error.offset, error.expected) from error
 
 
-def _entries(
-    store: MetadataStore, reader: LedgerReader, objects: Objects, path: str, node: Node, root: str
-) -> Iterator[tuple[Position, bytes]]:
-    compacted, horizon = _compaction(store, reader, path, root)
+def _entries(source: LedgerSource, path: str, node: Node) -> Iterator[tuple[Position, bytes]]:
+    compacted, horizon = _compaction(source, path)
     if compacted is not None:
-        for _, data in _of_ledger(store, reader, compacted, root, last=False):
+        for _, data in _of_ledger(source, compacted, last=False):
             yield compacted_entry.decode(data)
     infos = sorted(managed_ledger.decode(node.data).ledgers, key=lambda info: info.ledger_id)
     for info in infos:
         if info.ledger_id < horizon.ledger_id:
             continue
         if info.offload and info.offload.complete and info.offload.bookkeeper_deleted:
-            entries = _of_bucket(objects, path, info)
+            entries = _of_bucket(source, path, info)
         else:
-            entries = _of_ledger(store, reader, info.ledger_id, root, last=info is infos[-1])
+            entries = _of_ledger(source, info.ledger_id, last=info is infos[-1])
         for entry_id, data in entries:
             position = Position(info.ledger_id, entry_id)
             if position > horizon:
                 yield position, data
 
 
-def _of_bucket(objects: Objects, path: str, info: LedgerInfo) -> Iterator[tuple[int, bytes]]:
+def _of_bucket(source: LedgerSource, path: str, info: LedgerInfo) -> Iterator[tuple[int, bytes]]:
     """Every entry of a ledger whose copy in BookKeeper is listed as deleted, with its id."""
     location, where = Location.of(info), f"{path}: ledger {info.ledger_id}"
     driver = (info.offload.driver_name if info.offload else None) or "(none)"
     if location is None or driver.lower() not in S3_DRIVERS:
         raise OnlyInBucket(f"{where} is only where driver {driver} has put it, which is not read")
-    store = objects()
-    if store is None:
+    objects = source.objects()
+    if objects is None:
         raise OnlyInBucket(f"{where} is only in {location.data_url}, and object_store is not set")
-    ledger = open_offloaded(store, location)
+    ledger = open_offloaded(objects, location)
     last = ledger.index.ledger.last_entry_id
     if info.entries is not None and info.entries != last + 1:
         raise CorruptFormat(location.index_url, 0, f"the {info.entries} entries that {where} has, found {last + 1}")
@@ -164,17 +168,19 @@ def _of_bucket(objects: Objects, path: str, info: LedgerInfo) -> Iterator[tuple[
             yield from enumerate(batch.payloads, batch.first)
 
 
-def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str) -> tuple[int | None, Position]:
+def _compaction(source: LedgerSource, path: str) -> tuple[int | None, Position]:
     """The compacted ledger, and the last position that is in it: of the cursor ``__compaction``."""
     topic, path = path, f"{path}/{COMPACTION_CURSOR}"
     nothing = Position(-1, -1)
-    node = node_of(store, path)
+    node = node_of(source.store, path)
     if node is None:
         return None, nothing
     cursor = cursor_format.decode(node.data)
     properties, position = cursor.properties, cursor.mark_delete
     if cursor.cursors_ledger_id >= 0:
-        ((metadata, entry),) = stored_references.last_entries_of(store, reader, [cursor.cursors_ledger_id], root)
+        ((metadata, entry),) = stored_references.last_entries_of(
+            source.store, source.reader, [cursor.cursors_ledger_id], source.root
+        )
         found = stored_references.cursor_state(metadata, entry, topic)
         properties, position = found.properties, found.mark_delete
     compacted = cursor_format.compacted_ledger(properties)
@@ -185,21 +191,19 @@ def _compaction(store: MetadataStore, reader: LedgerReader, path: str, root: str
     return compacted, position
 
 
-def _of_ledger(
-    store: MetadataStore, reader: LedgerReader, ledger_id: int, root: str, *, last: bool
-) -> Iterator[tuple[int, bytes]]:
+def _of_ledger(source: LedgerSource, ledger_id: int, *, last: bool) -> Iterator[tuple[int, bytes]]:
     """Every entry of a ledger with its id. ``last``: of its topic, so that it may be open, and not written yet."""
-    (metadata,) = stored_references.metadata_of(store, [ledger_id], root)
+    (metadata,) = stored_references.metadata_of(source.store, [ledger_id], source.root)
     if isinstance(metadata, LifecycleError):
         raise metadata
     if metadata.state is LedgerState.CLOSED:
-        with closing(cast(Any, reader.stream(ledger_id, metadata, 0, metadata.last_entry_id))) as stream:
+        with closing(cast(Any, source.reader.stream(ledger_id, metadata, 0, metadata.last_entry_id))) as stream:
             for batch in stream:
                 yield from enumerate(batch.payloads, batch.first)
         return
     if not last or metadata.state is not LedgerState.OPEN:
         raise StoreError(f"ledger {ledger_id} is {metadata.state.name}: a broker is to recover it first")
-    yield from _of_open(reader, ledger_id, metadata)
+    yield from _of_open(source.reader, ledger_id, metadata)
 
 
 def _of_open(reader: LedgerReader, ledger_id: int, metadata: LedgerMetadata) -> Iterator[tuple[int, bytes]]:

@@ -50,6 +50,7 @@ from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from pulsar_lifecycle.topics.snapshot import ShadowSources
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.topics.system_topics.system_topic import LedgerSource
 from pulsar_lifecycle.values import tables
 from pulsar_lifecycle.values.findings import Context
 from sandbox.clients import Admin, pulsar_client, wait_for
@@ -328,7 +329,8 @@ def judged(
         cursors = pa.Table.from_batches(read_cursors(store, units), tables.MANAGED_CURSORS)
         ledgers = pa.Table.from_batches(read_ledgers(store, ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
         documents = {n: d for n, d in namespace_policies(store).items() if n.startswith("retention/")}
-        own = {name: read_namespace(store, reader, lambda: None, Namespace.parse(name)) for name in documents}
+        source = LedgerSource(store, reader, lambda: None)
+        own = {name: read_namespace(source, Namespace.parse(name)) for name in documents}
         assert np.sum(np.asarray(cursors.column("cursors_ledger_id")) >= 0) >= 20
         positions = persisted_positions(store, reader, cursors, settings.bookkeeper.ledgers_root)
         layers, nobody = Layers(broker, documents, own), Brokers({}, 0)

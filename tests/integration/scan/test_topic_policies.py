@@ -21,6 +21,7 @@ from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.planning.offload_planning import policies_now
 from pulsar_lifecycle.topics.policies import NamespacePolicies
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.topics.system_topics.system_topic import LedgerSource
 from pulsar_lifecycle.values.codes import Why
 from pulsar_lifecycle.values.plans.offload_plan import OffloadCode
 from sandbox.clients import Admin, pulsar_client, wait_for
@@ -59,7 +60,7 @@ def ports(settings: Settings) -> Iterator[tuple[KazooStore, BookieReader]]:
 
 def ours(settings: Settings, namespace: str) -> NamespacePolicies:
     with ports(settings) as (store, reader):
-        return read_namespace(store, reader, lambda: None, Namespace.parse(namespace))
+        return read_namespace(LedgerSource(store, reader, lambda: None), Namespace.parse(namespace))
 
 
 def retention(minutes: int) -> dict[str, int]:

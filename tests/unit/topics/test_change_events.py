@@ -26,6 +26,7 @@ from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.topics.policies import NamespacePolicies, Unreadable
 from pulsar_lifecycle.topics.system_topics.change_events import read_namespace
+from pulsar_lifecycle.topics.system_topics.system_topic import LedgerSource
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.simulated.cluster import SimulatedCluster, data_tags
 from tests.kit.simulated.offloaded import BUCKET, attempt, objects_of
@@ -137,7 +138,7 @@ class Scene:
 
     def read(self) -> NamespacePolicies:
         return read_namespace(
-            self.cluster.open_store(read_only=True), self.cluster.reader, lambda: self.objects, NAMESPACE
+            LedgerSource(self.cluster.open_store(read_only=True), self.cluster.reader, lambda: self.objects), NAMESPACE
         )
 
     @property
@@ -398,7 +399,7 @@ def test_what_is_only_in_a_bucket_is_read_there(scene: Scene) -> None:
 def test_a_v1_namespace_is_not_known(scene: Scene) -> None:
     namespace = Namespace.parse("acme/use/orders")
     scene.cluster.topic(Topic(namespace, CHANGE_EVENTS), [scene.ledger(of(A, 1))])
-    found = read_namespace(scene.cluster.open_store(), scene.cluster.reader, lambda: None, namespace)
+    found = read_namespace(LedgerSource(scene.cluster.open_store(), scene.cluster.reader, lambda: None), namespace)
     assert found.unknown
     assert found.unknown.code is Unreadable.LEGACY
 
