@@ -52,19 +52,20 @@ def storage(
             raise UsageError(f"the report of scan {epoch.epoch_id} has no namespace {missing[0]}")
         rows = rows.filter(pc.is_in(rows.column("namespace"), pa.array(namespace, pa.string())))
     whole, sums = totals(rows), by_reason(rows)
-    opened, opened_bytes = open_on_disk(where.lake, epoch.epoch_id, namespace or ())
+    opened, opened_unsized, opened_bytes = open_on_disk(where.lake, epoch.epoch_id, namespace or ())
     if as_json:
         facts = {"ledgers": whole.ledgers, "bytes": whole.bytes, "physical_bytes": whole.physical_bytes}
         scan = {"epoch_id": epoch.epoch_id, "scanned_at": epoch.started_at, "covered": epoch.covered}
-        beside = {"open_ledgers": {"ledgers": opened, "physical_bytes": opened_bytes}}
+        beside = {
+            "open_ledgers": {"ledgers": opened, "ledgers_unsized": opened_unsized, "physical_bytes": opened_bytes}
+        }
         show.json_document({**scan, **facts, **beside, "by_reason": dict(sums), "rows": rows.to_pylist()})
         return
     begun = show.ago(epoch.started_at, where.clock.now_ms())
     unsized = sum(one["ledgers_unsized"] for one in sums.values())
-    some = f" and {show.counted(unsized, 'ledger')} of unknown size" if unsized else ""
     sized = show.counted(whole.ledgers - unsized, "ledger")
     show.text(
-        f"{show.size(whole.physical_bytes)} on disk in {sized}{some}, by scan "
+        f"{show.size(whole.physical_bytes)} on disk in {sized}{_unsized(unsized)}, by scan "
         f"{epoch.epoch_id}, {begun}{'' if epoch.covered else ', which is not covered'}"
     )
     show.table(
@@ -75,15 +76,20 @@ def storage(
         ),
     )
     if opened:
+        sized = show.counted(opened - opened_unsized, "open ledger") + _unsized(opened_unsized)
         show.text(
-            f"beside these, by the bookies: {show.size(opened_bytes)} on disk in "
-            f"{show.counted(opened, 'open ledger')}, whose size no metadata has: `pulsar-lifecycle open-ledgers`"
+            f"beside these, by the bookies: {show.size(opened_bytes)} on disk in {sized}, "
+            "whose size no metadata has: `pulsar-lifecycle open-ledgers`"
         )
     if not namespace:
         show.text()
         _print_namespaces(rows)
     show.text()
     _print_topics(rows)
+
+
+def _unsized(ledgers: int) -> str:
+    return f" and {show.counted(ledgers, 'ledger')} of unknown size" if ledgers else ""
 
 
 def open_ledgers(
@@ -95,7 +101,9 @@ def open_ledgers(
     from pulsar_lifecycle.lifecycle.held.held_run import OPEN_TABLE
 
     def head(rows: Rows) -> str:
-        return f"{show.counted(len(rows), 'open ledger')}, {show.size(sum(row['bytes'] or 0 for row in rows))}"
+        sizes = [row["bytes"] for row in rows if row["bytes"] is not None]
+        sized = f"{show.counted(len(sizes), 'open ledger')}, {show.size(sum(sizes))}"
+        return f"{sized}{_unsized(len(rows) - len(sizes))}"
 
     columns: Columns = {
         "topic": lambda row, _: row["topic"],

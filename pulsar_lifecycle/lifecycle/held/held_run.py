@@ -90,19 +90,19 @@ def held_rows(lake: Lake, epoch_id: str, table: str) -> pa.Table:
     return found.sort_by([("bytes", "descending"), ("topic", "ascending")])
 
 
-def open_on_disk(lake: Lake, epoch_id: str, namespaces: Sequence[str] = ()) -> tuple[int, int]:
-    """How many of a scan's open ledgers have a size that bookies said, and what those have on disk (bytes).
+def open_on_disk(lake: Lake, epoch_id: str, namespaces: Sequence[str] = ()) -> tuple[int, int, int]:
+    """How many open ledgers a scan has, of how many no bookie said the size, and what the others have on disk (bytes).
 
-    ``namespaces``: only those of these; empty: all. (0, 0) where the scan has no such table.
+    ``namespaces``: only those of these; empty: all. Three times 0 where the scan has no such table.
     """
     try:
         found = held_rows(lake, epoch_id, OPEN_TABLE)
     except NotFound:
-        return 0, 0
+        return 0, 0, 0
     if namespaces:
         found = found.filter(pc.is_in(found.column("namespace"), pa.array(namespaces, pa.string())))
     sizes = found.column("physical_bytes").drop_null()
-    return len(sizes), pc.sum(sizes).as_py() or 0
+    return len(found), len(found) - len(sizes), pc.sum(sizes).as_py() or 0
 
 
 def newest_held(lake: Lake, cluster: str) -> Epoch:

@@ -96,7 +96,7 @@ def test_the_command_shows_the_newest_report(scene: RetentionScene, capsys: pyte
     document = json.loads(capsys.readouterr().out)
     assert (document["ledgers"], document["physical_bytes"], document["covered"]) == (5, 40, True)
     assert document["by_reason"]["retained"]["ledgers"] == 2
-    assert document["open_ledgers"] == {"ledgers": 1, "physical_bytes": 14 << 30}
+    assert document["open_ledgers"] == {"ledgers": 2, "ledgers_unsized": 1, "physical_bytes": 14 << 30}
     assert sum(row["ledgers"] for row in document["rows"]) == 5
     assert run("storage", "--namespace", "no/such") == 2
 
