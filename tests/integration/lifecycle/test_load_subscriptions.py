@@ -143,7 +143,7 @@ def test_a_load_frees_what_ended_deduplication_held_and_ends_none(
         plan, rows = planned(pipeline)
         assert rows[late]["kept"] == "deduplication_would_forget"
         assert "deduplication_ended" in rows[ended]["needs"]
-        assert ids[ended] <= set(rows[ended]["trims"])
+        assert ids[ended].intersection(listed(cluster, ended)) <= set(rows[ended]["trims"])
         found = load_topics(pipeline.where, "load", Order(plan.plan_id, plan.digest), dry_run=False)
         assert not [one for one in found if one.outcome is Outcome.FAILED], found
         wait_unlisted(cluster, names)
