@@ -25,6 +25,8 @@ PARTITIONED_ROOT = "/admin/partitioned-topics"
 """Below it stands how many partitions a topic has, by the same name."""
 COMPACTION_CURSOR = "__compaction"
 """Compactor.COMPACTION_SUBSCRIPTION."""
+PENDING_ACKS = "__transaction_pending_ack"
+"""How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
 YEAR_10000 = 253_402_300_800_000
 """The first time (ms) that no date can say; a client may delay a message until any."""
 

@@ -20,12 +20,11 @@ from pulsar_lifecycle.delete_records.records_planning import plan_delete_records
 from pulsar_lifecycle.delete_records.request import END, Offset, TopicPartition
 from pulsar_lifecycle.delete_records.requested_partitions import partitions_of
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Namespace, Topic, decode_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PENDING_ACKS, MessagePosition, Namespace, Topic, decode_name
 from pulsar_lifecycle.ports import ClusterPorts, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.topic_run import topic_ports
 from pulsar_lifecycle.values.codes import Code, Why, why_refused
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError

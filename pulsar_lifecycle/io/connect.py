@@ -120,7 +120,16 @@ class Connections:
 
     @cached_property
     def admin(self) -> BrokerAdmin:
-        """The brokers' REST API."""
+        """The brokers' REST API, looking before each request at what it would have loaded besides."""
+        from pulsar_lifecycle.bundles.guard import BundleGuard
+        from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+
+        guard = BundleGuard(lambda: self.store, self._unguarded, self.clock, takes=not self._read_only)
+        return self._opened.enter_context(closing(HttpBrokerAdmin(self.settings.pulsar, before=guard.check)))
+
+    @cached_property
+    def _unguarded(self) -> BrokerAdmin:
+        """The same without that look, for system topics and the queue's own."""
         from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 
         return self._opened.enter_context(closing(HttpBrokerAdmin(self.settings.pulsar)))
@@ -135,7 +144,9 @@ class Connections:
         def look() -> Subscriptions:
             return stored_subscriptions(self.store, self.configuration)
 
-        queue = PulsarDeletionQueue(self.settings.pulsar, self.admin, Subscribed(self.admin, self._tasks, look))
+        queue = PulsarDeletionQueue(
+            self.settings.pulsar, self._unguarded, Subscribed(self._unguarded, self._tasks, look)
+        )
         return self._opened.enter_context(closing(queue))
 
     @cached_property
@@ -145,7 +156,7 @@ class Connections:
         from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue
 
         letters = PulsarDeadLetterQueue(
-            self.settings.pulsar, self.admin, lambda: create_missing(self.admin, self._tasks)
+            self.settings.pulsar, self._unguarded, lambda: create_missing(self._unguarded, self._tasks)
         )
         return self._opened.enter_context(closing(letters))
 
@@ -154,7 +165,7 @@ class Connections:
         """Looking at the queue's topics without consuming them."""
         from pulsar_lifecycle.io.pulsar.queue import PulsarQueueReader
 
-        return self._opened.enter_context(closing(PulsarQueueReader(self.settings.pulsar, self.admin)))
+        return self._opened.enter_context(closing(PulsarQueueReader(self.settings.pulsar, self._unguarded)))
 
     @property
     def _tasks(self) -> int:

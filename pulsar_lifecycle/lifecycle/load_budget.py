@@ -12,13 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from pulsar_lifecycle.bundles.placing import bundles
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.run_settings import LoadSettings
-from pulsar_lifecycle.topics.bundle_owner import Owners, bundles, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
 from pulsar_lifecycle.values.codes import Why
 
 

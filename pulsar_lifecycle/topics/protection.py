@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import PENDING_ACKS, Topic
 from pulsar_lifecycle.values import findings
 from pulsar_lifecycle.values.codes import Why
 from pulsar_lifecycle.values.findings import Context
 from pulsar_lifecycle.values.owner_names import holders, schema_owner
-
-PENDING_ACKS = "__transaction_pending_ack"
-"""How a topic's name ends which keeps a subscription's acknowledgements in transactions (MLPendingAckStore)."""
 
 OF_TRANSACTIONS = ("/__transaction_log_", PENDING_ACKS, "/transaction_coordinator_")
 """Parts of the names of managed ledgers that transactions keep; only brokers' own code reads these. A broker that has

@@ -25,6 +25,7 @@ from pulsar_lifecycle.model import (
     COMPACTION_CURSOR,
     MANAGED_LEDGERS_ROOT,
     PARTITIONED_ROOT,
+    PENDING_ACKS,
     Position,
     Topic,
     cursor_name,
@@ -33,7 +34,6 @@ from pulsar_lifecycle.model import (
 from pulsar_lifecycle.ports import Children, Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.scan import stored_references
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.values import tables
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.owner_names import full_names

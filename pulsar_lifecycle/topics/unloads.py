@@ -22,7 +22,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_unload, owned_since
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_unload
 from pulsar_lifecycle.topics.unload_budget import UnloadBudget
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
@@ -159,7 +159,7 @@ class Unloads:
             return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
-        failure = self._tries(store, admin, topic, lambda: False)
+        failure = self._tries(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
             failures += _weighed(failure)
         return Why(Code.NOT_UNLOADED, f"it cannot be unloaded: {failure}") if failure else UnloadAttempt.UNLOADED
@@ -195,13 +195,13 @@ class Unloads:
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
         then whether no broker has the topic. What failed before stops no pending unload, the budget does.
         What was pending before may be of a tenant whose topics we may not touch. Nor is it done while its broker reads
-        for the topic (:func:`unread_acks`), which is waited for a moment, nor where it would have other topics loaded.
+        for the topic (:func:`unread_acks`), which is waited for a moment.
         """
-        if wait := self.wait_for_acks(store, admin, topic) or _left_alone(store, admin, topic):
-            return Why(Code.NOT_UNLOADED, wait)
+        if unread := self.wait_for_acks(store, admin, topic):
+            return Why(Code.NOT_UNLOADED, unread)
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
-        failure = self._tries(store, admin, topic, gone)
+        failure = self._tries(admin, topic, gone)
         if failure is None:
             return None
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
@@ -228,13 +228,9 @@ class Unloads:
             self._clock.sleep(1.0)
         return unread_acks(store, admin, topic)
 
-    def _tries(
-        self, store: MetadataStore, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]
-    ) -> LifecycleError | None:
+    def _tries(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         error: LifecycleError | None = None
         for tried in range(TRIES):
-            if error and _left_alone(store, admin, topic):  # its broker has died meanwhile, it may be
-                return error
             self._rate.take(1)
             try:
                 admin.unload(topic)
@@ -352,11 +348,6 @@ def _unload(
         _stays(still_pending, pending, failure.text)
     else:
         control.finish_unload(store, pending)
-
-
-def _left_alone(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
-    """As :func:`_loads_others`, of a topic that a broker had a moment ago: with its bundle, while that has an owner."""
-    return None if owned_since(store, topic) is not None else _loads_others(store, admin, topic)
 
 
 def _loads_others(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:

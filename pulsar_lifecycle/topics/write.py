@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pulsar_lifecycle.bundles.placing import read_at_once
 from pulsar_lifecycle.errors import (
     ConfigError,
     Conflict,
@@ -36,7 +37,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, read_at_once, unowned_along
+from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, unowned_along
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
@@ -304,7 +305,7 @@ def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
         return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
     unowned = unowned_along(ports.store, run.brokers, topic)
     if more := read_at_once(ports.store, unowned):
-        text = f"{more.text}; it reads all partitions of that at once; have a client use {more.other} first"
+        text = f"{more.text}; it reads all partitions of that at once, whichever topic of the namespace is used first"
         return Why(Code.BUNDLE_SHARED, text)
     try:
         for one in unowned:
@@ -312,7 +313,7 @@ def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
     except STOPPING:
         raise
     except LifecycleError as error:
-        text = f"{along.text}; no broker takes it alone: {error}; have a client use {along.other} first"
+        text = f"{along.text}; no broker takes it alone: {error}; run again once brokers answer"
         return Why(Code.BUNDLE_SHARED, text)
     return None
 

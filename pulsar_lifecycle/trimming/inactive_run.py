@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.bundles.placing import lockless
 from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
@@ -29,7 +30,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, lockless, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions

@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from pulsar_lifecycle.bundles.placing import bundles
 from pulsar_lifecycle.errors import LifecycleError, RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
@@ -27,7 +28,6 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import bundles
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,

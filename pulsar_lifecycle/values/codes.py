@@ -133,7 +133,7 @@ class Code(StrEnum):
     """A cursor of its topic, its position, or the compacted ledger that it names, cannot be read."""
     BUNDLE_SHARED = "bundle_shared"
     """No broker has its topic, and one that loads it takes a bundle that nobody owns, and loads all topics of that. No
-    broker could be asked to take it without them: have a client use a topic of that bundle first."""
+    broker could be asked to take it without them: the reason names one, and says why."""
     SHADOWS_UNREAD = "shadows_unread"
     """Whether a shadow topic reads its topic cannot be known."""
     LENGTH_UNKNOWN = "length_unknown"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from pulsar_lifecycle.bundles.placing import TRANSACTION_BUFFERS
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal, cursors_behind
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import Offset, Options, Timestamp, TopicPartition
@@ -33,7 +34,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.topics.bundle_owner import TRANSACTION_BUFFERS
 from pulsar_lifecycle.values.codes import Why
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -36,6 +36,7 @@ from pulsar_lifecycle.io.pulsar.admin_answers import (
     json_of,
     named_url,
     no_answer,
+    topic_path,
     unexpected,
 )
 from pulsar_lifecycle.io.tls import tls_context
@@ -56,11 +57,18 @@ class HttpBrokerAdmin:
 
     Where that names several hosts and one does not answer, the next is asked, from then on. Redirects are followed only
     to brokers the cluster itself lists, and never from https to http, because the token goes with them. Reads raise
-    Unavailable when there was no answer or a 5xx one, writes OutcomeUnknown.
+    Unavailable when there was no answer or a 5xx one, writes OutcomeUnknown. ``before`` is called before each request
+    that may have a topic loaded, and may raise.
     """
 
-    def __init__(self, settings: PulsarSettings, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        settings: PulsarSettings,
+        transport: httpx.BaseTransport | None = None,
+        before: Callable[[Topic], None] = lambda topic: None,
+    ) -> None:
         self._settings = settings
+        self._before = before
         self._bases = base_urls(settings.admin_url)
         self._base = self._bases[0]
         self._hosts = {base.host for base in self._bases}
@@ -178,9 +186,7 @@ class HttpBrokerAdmin:
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         """What the owner broker holds in memory; loads the topic."""
-        path = _path(topic, "internalStats")
-        answer = self._get(path)
-        return statistics.internals_of(answer, path)
+        return statistics.internals_of(self._get(path := self._at(topic, "internalStats")), path)
 
     def fails_at(self, broker: str, topic: Topic) -> bool:
         """Whether a broker, at its own address, answers 500 to ``internalStats``, then 200 to ``internal-info``.
@@ -190,10 +196,10 @@ class HttpBrokerAdmin:
         does not own the topic; 502 and 504 are a proxy's.
         """
         address = self._web_url(broker)
-        answer = self._send("GET", address.join(_path(topic, "internalStats")), None)
+        answer = self._send("GET", address.join(self._at(topic, "internalStats")), None)
         if answer.status_code != INTERNAL_ERROR:
             return False
-        path = address.join(_path(topic, "internal-info"))
+        path = address.join(self._at(topic, "internal-info"))
         info = self._get(path, redirects=0)
         if not isinstance(info, dict) or not isinstance(info.get("ledgers"), list):
             raise unexpected(path, "ManagedLedgerInfo")
@@ -201,8 +207,7 @@ class HttpBrokerAdmin:
 
     def compaction_status(self, topic: Topic) -> CompactionStatus:
         """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``; loads the topic."""
-        path = _path(topic, "compaction")
-        answer = self._get(path)
+        answer = self._get(path := self._at(topic, "compaction"))
         status = answer.get("status") if isinstance(answer, dict) else None
         if status not in set(CompactionStatus) - {CompactionStatus.UNKNOWN}:
             raise unexpected(path, "LongRunningProcessStatus")
@@ -210,7 +215,7 @@ class HttpBrokerAdmin:
 
     def partitions(self, topic: Topic) -> int | None:
         """Number of partitions; 0 for a non-partitioned topic, None where there is no such topic."""
-        path = _path(topic, "partitions")
+        path = topic_path(topic, "partitions")
         try:
             answer = self._get(path)
         except NotFound:
@@ -223,17 +228,17 @@ class HttpBrokerAdmin:
     def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
         """Create a partitioned topic, or complete one whose creation stopped half-way."""
         try:
-            self._request("PUT", _path(topic, "partitions"), partitions)
+            self._request("PUT", topic_path(topic, "partitions"), partitions)
         except Conflict as error:
             found = self.partitions(topic)
             if found != partitions:
                 raise Conflict(f"{topic}: wanted {partitions} partitions, it has {found}") from error
-            self._request("POST", _path(topic, "createMissedPartitions"))
+            self._request("POST", topic_path(topic, "createMissedPartitions"))
 
     def create_topic(self, topic: Topic) -> None:
         """Create a non-partitioned topic; an existing one is fine, a partitioned one raises Conflict."""
         try:
-            self._request("PUT", _path(topic))
+            self._request("PUT", topic_path(topic))
         except Conflict as error:
             found = self.partitions(topic)
             if found:
@@ -244,22 +249,21 @@ class HttpBrokerAdmin:
         # The broker decodes this segment twice: once as a path, once by Codec.decode.
         name = quote(encode_name(subscription), safe="")
         try:
-            self._request("PUT", _path(topic, "subscription", name), position)
+            self._request("PUT", self._at(topic, "subscription", name), position)
         except Conflict:
             if subscription not in self.subscriptions(topic):
                 raise
 
     def subscriptions(self, topic: Topic) -> list[str]:
         """Names of the durable subscriptions, the broker's own ones such as ``__compaction`` included."""
-        path = _path(topic, "subscriptions")
-        answer = self._get(path)
+        answer = self._get(path := self._at(topic, "subscriptions"))
         if not isinstance(answer, list) or not all(isinstance(name, str) for name in answer):
             raise unexpected(path, "a list of subscriptions")
         return answer
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         """``msgBacklog``, counted precisely; NotFound when there is no such subscription."""
-        path = _path(topic, "stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true")
+        path = self._at(topic, "stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true")
         answer = self._get(path)
         try:
             if subscription not in answer["subscriptions"]:
@@ -270,11 +274,12 @@ class HttpBrokerAdmin:
 
     def last_use(self, topic: Topic, subscription: str) -> int | None:
         """By the topic's statistics; NotFound when there is no such subscription."""
-        said = self._get(_path(topic, "stats?excludePublishers=true"))
+        said = self._get(self._at(topic, "stats?excludePublishers=true"))
         return statistics.last_use(said, topic, subscription)
 
     def pending_acks(self, topic: Topic, subscription: str) -> PendingAcks:
         """Out of its broker's memory (``internalGetPendingAckStats``), which answers 503 where transactions are off."""
+        self._before(topic)
         names = (*str(topic.namespace).split("/"), topic.local, subscription)  # all of them decoded once
         path = "/".join(["/admin/v3/transactions/pendingAckStats", *(quote(name, safe="") for name in names)])
         try:
@@ -287,10 +292,11 @@ class HttpBrokerAdmin:
     def delete_subscription(self, topic: Topic, subscription: str) -> None:
         """Without ``force`` the broker refuses one with consumers (412, StoreError)."""
         name = quote(encode_name(subscription), safe="")
-        self._request("DELETE", f"{_path(topic, 'subscription', name)}?force=false")
+        self._request("DELETE", f"{self._at(topic, 'subscription', name)}?force=false")
 
     def owner(self, topic: Topic) -> str:
         """The broker id of who serves a topic's bundle, by a lookup; one without an owner gets one."""
+        self._before(topic)
         path = f"/lookup/v2/topic/{topic.domain}/{topic.namespace}/{quote(topic.local, safe='')}"
         answer = self._get(path)
         found = (answer.get("httpUrl") or answer.get("httpUrlTls")) if isinstance(answer, dict) else None
@@ -303,15 +309,15 @@ class HttpBrokerAdmin:
         """Have a subscription acknowledge older messages; 409 says that there are none, or that it is at it."""
         name = quote(encode_name(subscription), safe="")
         with contextlib.suppress(Conflict):
-            self._request("POST", _path(topic, "subscription", name, "expireMessages", str(seconds)))
+            self._request("POST", self._at(topic, "subscription", name, "expireMessages", str(seconds)))
 
     def trim(self, topic: Topic) -> None:
         """Have a topic trimmed by its retention; failures show only in the broker's log."""
-        self._request("POST", _path(topic, "trim"))
+        self._request("POST", self._at(topic, "trim"))
 
     def read_entry(self, topic: Topic, position: Position) -> None:
         """Have the topic's broker read one stored entry."""
-        self._request("GET", _path(topic, "ledger", str(position.ledger_id), "entry", str(position.entry_id)))
+        self._request("GET", self._at(topic, "ledger", str(position.ledger_id), "entry", str(position.entry_id)))
 
     def unload(self, topic: Topic) -> None:
         """Make its broker forget a topic; loads one that is not loaded, first, by a request of its own.
@@ -320,20 +326,20 @@ class HttpBrokerAdmin:
         that waits for it may be over by then, and the topic is listed for good.
         """
         with contextlib.suppress(StoreError, Failed):  # the unload says what is wrong
-            self._request("GET", _path(topic, "subscriptions"))
-        self._request("PUT", _path(topic, "unload"))
+            self._request("GET", self._at(topic, "subscriptions"))
+        self._request("PUT", self._at(topic, "unload"))
 
     def check_admin(self, topic: Topic) -> None:
         """By reading the topic's permissions, which takes an admin of its tenant (``getPermissionsOnTopic``)."""
-        self._get(_path(topic, "permissions"))
+        self._get(topic_path(topic, "permissions"))
 
     def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
         """Add these to the properties of a topic or one partition; loads it."""
-        self._request("PUT", _path(topic, "properties"), dict(properties))
+        self._request("PUT", self._at(topic, "properties"), dict(properties))
 
     def remove_property(self, topic: Topic, name: str) -> None:
         """Remove one of the properties of a topic or one partition, if it has it; loads it."""
-        self._request("DELETE", f"{_path(topic, 'properties')}?key={quote(name, safe='')}")
+        self._request("DELETE", f"{self._at(topic, 'properties')}?key={quote(name, safe='')}")
 
     def move_cursor(self, topic: Topic, subscription: str, past: Position) -> None:
         """Have a subscription acknowledge all up to an entry (``expireMessagesByPosition``).
@@ -343,13 +349,18 @@ class HttpBrokerAdmin:
         name = quote(encode_name(subscription), safe="")
         number = -1 if topic.partition is None else topic.partition  # the broker compares it with the topic's name
         place = {"ledgerId": past.ledger_id, "entryId": past.entry_id, "partitionIndex": number, "batchIndex": -1}
-        self._request("POST", _path(topic, "subscription", name, "expireMessages"), place | {"excluded": False})
+        self._request("POST", self._at(topic, "subscription", name, "expireMessages"), place | {"excluded": False})
 
     def delete_topic(self, topic: Topic, force: bool) -> None:
         """The broker's own DELETE; without ``force`` it refuses a topic with connected clients (412, StoreError)."""
-        self._request("DELETE", f"{_path(topic)}?force={'true' if force else 'false'}")
+        self._request("DELETE", f"{self._at(topic)}?force={'true' if force else 'false'}")
 
     # ----------------------------------------------------------------------------------------------------- requests
+
+    def _at(self, topic: Topic, *rest: str) -> str:
+        """As :func:`topic_path`, for a request that may have the topic loaded."""
+        self._before(topic)
+        return topic_path(topic, *rest)
 
     def _get(self, where: str | httpx.URL, redirects: int = MAX_REDIRECTS) -> Any:
         """The JSON answer of a read; None for an empty body, which is how the API says "unset"."""
@@ -437,11 +448,3 @@ class HttpBrokerAdmin:
             self.brokers()
         if target.host not in self._hosts:
             raise StoreError(f"{source}: refused to go on to {target}: {target.host} is no broker of this cluster")
-
-
-def _path(topic: Topic, *rest: str) -> str:
-    """The path of a topic's resource; every name is percent-encoded once, since a bare ``+`` reads as a space."""
-    namespace = topic.namespace
-    version = "/admin" if namespace.cluster else "/admin/v2"
-    names = [topic.domain, *str(namespace).split("/"), topic.local]
-    return "/".join([version, *(quote(name, safe="") for name in names), *rest])

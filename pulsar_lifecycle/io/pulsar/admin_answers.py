@@ -1,4 +1,4 @@
-"""What an answer of Pulsar's admin API means: status codes, reasons, and the URLs that it and the settings name.
+"""What an answer of Pulsar's admin API means: status codes, reasons, and the URLs that it, topics and settings name.
 
 Belongs here: the class of error that an answer stands for. Not here: requests (``io/pulsar/admin.py``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -23,6 +24,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.pulsar.token_expiry import expired_at
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.setting_types import SecretRef
 
 TOKEN = "pulsar.token"  # noqa: S105 -- what messages call the setting
@@ -125,3 +127,11 @@ def broker_ids(response: httpx.Response, source: str | httpx.URL) -> list[str]:
     if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
         raise unexpected(source, "a list of broker ids")
     return answer
+
+
+def topic_path(topic: Topic, *rest: str) -> str:
+    """The path of a topic's resource; every name is percent-encoded once, since a bare ``+`` reads as a space."""
+    namespace = topic.namespace
+    version = "/admin" if namespace.cluster else "/admin/v2"
+    names = [topic.domain, *str(namespace).split("/"), topic.local]
+    return "/".join([version, *(quote(name, safe="") for name in names), *rest])

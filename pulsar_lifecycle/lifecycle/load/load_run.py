@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.bundles.placing import bundles, lockless
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
@@ -45,7 +46,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, bundles, lockless, owned_since
+from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force

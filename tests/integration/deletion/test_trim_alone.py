@@ -14,8 +14,8 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from pulsar_lifecycle.bundles.placing import BY_THEMSELVES
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.values.outcomes import Outcome

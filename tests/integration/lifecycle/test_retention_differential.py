@@ -101,8 +101,7 @@ FOUND = {
     *(RetentionVerdict.LAST_LEDGER, RetentionVerdict.CURSOR, RetentionVerdict.NOT_PREFIX, Protection.TERMINATED),
     *(RetentionVerdict.WITHIN_TIME, RetentionVerdict.WITHIN_SIZE, RetentionVerdict.FOREVER),
 }
-AT_ONCE = 6
-SEED = 4007
+AT_ONCE, SEED = 6, 4007
 
 
 class End(StrEnum):
@@ -329,8 +328,7 @@ def judged(
         cursors = pa.Table.from_batches(read_cursors(store, units), tables.MANAGED_CURSORS)
         ledgers = pa.Table.from_batches(read_ledgers(store, ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
         documents = {n: d for n, d in namespace_policies(store).items() if n.startswith("retention/")}
-        source = LedgerSource(store, reader, lambda: None)
-        own = {name: read_namespace(source, Namespace.parse(name)) for name in documents}
+        own = {n: read_namespace(LedgerSource(store, reader, lambda: None), Namespace.parse(n)) for n in documents}
         assert np.sum(np.asarray(cursors.column("cursors_ledger_id")) >= 0) >= 20
         positions = persisted_positions(store, reader, cursors, settings.bookkeeper.ledgers_root)
         layers, nobody = Layers(broker, documents, own), Brokers({}, 0)

@@ -9,12 +9,13 @@ from pulsar_lifecycle.settings import PulsarSettings
 class AnsweringCluster:
     """Answers of a made-up cluster by method and raw path, and the requests that came."""
 
-    def __init__(self, answers=None, url="http://b1:8080", **settings):
+    def __init__(self, answers=None, url="http://b1:8080", before=lambda topic: None, **settings):
         self.requests: list[httpx.Request] = []
         self.answers = {("GET", "/admin/v2/brokers"): ["b1:8080", "b2:8080"], **(answers or {})}
         self.admin = HttpBrokerAdmin(
             PulsarSettings(admin_url=url, service_url="pulsar://b1:6650", **settings),
             transport=httpx.MockTransport(self.answer),
+            before=before,
         )
 
     def answer(self, request: httpx.Request) -> httpx.Response:

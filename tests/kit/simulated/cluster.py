@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.formats.cursor import MessageRange
@@ -20,7 +21,6 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Position, Topic, encode_name
-from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics

@@ -10,9 +10,8 @@ from orchestration.delete_records import failing, failure
 from pulsar_lifecycle.delete_records.apply_run import Patience, apply_delete_records
 from pulsar_lifecycle.delete_records.consumed import consumed_offsets, plan_consumed_records
 from pulsar_lifecycle.delete_records.cut_rules import Refusal
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import PENDING_ACKS, Topic
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.plans.delete_records_plan import RecordsError
 from tests.kit.records.records_scene import RecordsScene

@@ -6,10 +6,9 @@ import pytest
 
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import PENDING_ACKS, Position, Topic
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.topic_load import PendingAcks

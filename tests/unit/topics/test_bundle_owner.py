@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pulsar_lifecycle.bundles.placing import AT_ONCE, LoadedAlong
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
-from pulsar_lifecycle.topics.bundle_owner import (
-    AT_ONCE,
-    LoadedAlong,
-    Owners,
-    loaded_by_request,
-    unowned_along,
-    would_be_loaded,
-)
+from pulsar_lifecycle.topics.bundle_owner import Owners, loaded_by_request, unowned_along, would_be_loaded
 from tests.kit.simulated.cluster import SimulatedCluster
 
 MANY = 10 * AT_ONCE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,13 +10,11 @@ import pytest
 
 from pulsar_lifecycle.errors import (
     AccessDenied,
-    OutcomeUnknown,
     StoreError,
     Unavailable,
 )
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import UnloadAfter, Unloads
 from pulsar_lifecycle.trimming import trim as trimming_trim
@@ -27,7 +24,7 @@ from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
 from tests.kit.scenes.trim_scene import CONTEXT
 from tests.kit.scenes.trim_scene import TrimScene as Scene
-from tests.kit.simulated.cluster import BROKER, data_tags, half_of
+from tests.kit.simulated.cluster import data_tags
 
 
 @pytest.fixture
@@ -305,45 +302,3 @@ def test_pending_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> Non
     scene.cluster.zookeeper.unreadable.add(control.PENDING_UNLOADS[control.LEASE])
     with pytest.raises(AccessDenied):
         scene.trim()
-
-
-@pytest.mark.parametrize("dies", ["before its unload", "in its unload"])
-@pytest.mark.parametrize("neighbour", [True, False])
-def test_a_broker_that_dies_after_the_write_has_no_other_load_what_is_beside(
-    scene: Scene, dies: str, *, neighbour: bool
-) -> None:
-    """Who is asked for the unload then loads the topic, and would take the bundle of its policies with all in it."""
-    scene.cluster.halve(TOPIC.namespace)
-    names = [Topic(TOPIC.namespace, name) for name in (*BY_THEMSELVES, *(f"t-{number}" for number in range(9)))]
-    read = next(one for one in names if one.local in BY_THEMSELVES and half_of(one) != half_of(TOPIC))
-    beside = next(one for one in names if one.local not in BY_THEMSELVES and half_of(one) == half_of(read))
-    for one in (read, *([beside] if neighbour else [])):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    locks = [f"/namespace/{TOPIC.namespace}/{half}" for half in ("0x00000000_0x80000000", "0x80000000_0xffffffff")]
-    for lock in locks:
-        scene.cluster.put(lock, json.dumps({"httpUrl": f"http://{BROKER}"}).encode())
-    scene.load()
-
-    def die() -> None:
-        scene.cluster.admin.loaded.clear()
-        for lock in locks:
-            scene.cluster.remove(lock)
-
-    deaths = [die]
-
-    def fails(topic: Topic) -> None:
-        if deaths:
-            deaths.pop()()
-            raise OutcomeUnknown("its broker died")
-
-    if dies == "before its unload":
-        scene.on_write(die)
-    else:
-        scene.cluster.admin.on_unload = fails
-    found = scene.trim(loaded_topics=True)
-    assert scene.listed == scene.ids[3:]
-    tried = [TOPIC] * (dies == "in its unload") + [TOPIC] * (not neighbour)
-    assert (scene.cluster.admin.touched, scene.left_pending) == (tried, [True] * neighbour)
-    if neighbour:
-        assert found[-1].why.code is Code.UNLOAD_PENDING
-        assert ("its broker died" if dies == "in its unload" else str(beside)) in scene.cluster.journal.rows[-1].reason

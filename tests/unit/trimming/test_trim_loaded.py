@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT, BY_THEMSELVES, PENDING_ACKS
 from pulsar_lifecycle.errors import (
     AccessDenied,
     NotFound,
@@ -22,10 +23,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import BUNDLES_ROOT, BY_THEMSELVES
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim as trimming_trim

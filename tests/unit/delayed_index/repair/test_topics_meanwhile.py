@@ -13,10 +13,10 @@ from pulsar_lifecycle.delayed_index.repair.repair_planning import make_repair_pl
 from pulsar_lifecycle.delayed_index.repair.repair_run import repair
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.cursor import BUCKET_PREFIX
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import PENDING_ACKS, Position, Topic
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.load_losses import LoadLoss
-from pulsar_lifecycle.topics.protection import PENDING_ACKS, Protection
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.topic_load import PendingAcks

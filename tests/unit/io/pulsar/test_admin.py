@@ -51,6 +51,35 @@ def test_names_are_percent_encoded_once_and_subscriptions_for_a_second_decoding(
     assert json.loads(cluster.requests[-1].content) == "earliest"
 
 
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        *((name, ()) for name in ("unload", "trim", "subscriptions", "internal_stats", "compaction_status", "owner")),
+        *((name, ("s",)) for name in ("create_subscription", "delete_subscription", "backlog", "last_use")),
+        *(("pending_acks", ("s",)), ("remove_property", ("p",)), ("set_properties", ({},)), ("delete_topic", (False,))),
+        *(("expire_messages", ("s", 1)), ("move_cursor", ("s", Position(1, 1))), ("read_entry", (Position(1, 1),))),
+    ],
+)
+def test_no_request_that_may_have_a_topic_loaded_goes_out_before_a_look(method, more):
+    def refuse(topic: Topic) -> None:
+        raise Unavailable(f"{topic}: not asked for")
+
+    cluster = AnsweringCluster(before=refuse)
+    with pytest.raises(Unavailable, match="not asked for"):
+        getattr(cluster.admin, method)(TOPIC, *more)
+    assert cluster.requests == []
+
+
+def test_an_unload_looks_again_once_its_first_request_took_its_time():
+    looked: list[Topic] = []
+    cluster = AnsweringCluster(
+        {("GET", f"{TOPIC_PATH}/subscriptions"): httpx.ReadTimeout("30 s")}, before=looked.append
+    )
+    with pytest.raises(NotFound):
+        cluster.admin.unload(TOPIC)
+    assert looked == [TOPIC, TOPIC]
+
+
 ACKS = ("GET", "/admin/v3/transactions/pendingAckStats/acme/orders/a%2Bb%20c%2F%C3%BC%25/a%2Bb%2Fc")
 
 

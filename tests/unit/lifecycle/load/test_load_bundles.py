@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from pulsar_lifecycle.bundles.placing import BY_THEMSELVES
 from pulsar_lifecycle.lifecycle import load_budget
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
@@ -15,7 +16,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.bundle_owner import BY_THEMSELVES, Owners, would_be_loaded
+from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned

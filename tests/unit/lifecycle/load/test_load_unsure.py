@@ -13,8 +13,7 @@ import pytest
 from pulsar_lifecycle.errors import Failed, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.lifecycle.load.visit import LoadStep
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic, encode_name
-from pulsar_lifecycle.topics.protection import PENDING_ACKS
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PENDING_ACKS, Topic, encode_name
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.values.topic_load import PendingAcks

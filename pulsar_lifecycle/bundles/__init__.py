@@ -1,0 +1,1 @@
+"""Bundles of topics, and what requests to brokers have them take."""

@@ -1,0 +1,169 @@
+"""A look before each request about one topic: what it would have brokers load besides.
+
+Belongs here: what a broker reads for a topic that it loads, whether somebody owns the bundles of that, and having them
+taken alone. Not here: whether the topic itself may be loaded (``topics/write.py``), and requests about none.
+
+Who takes a bundle for a request to the admin API loads nothing else of it. But it reads :data:`BY_THEMSELVES` of its
+namespace, as a client, for every topic that it loads, and makes them where they are not there: who takes their bundles
+then loads all topics of these, which its monitors trim, expire and delete. So they are asked for first, by requests.
+Upstream: ``PulsarService.loadNamespaceTopics``, ``SystemTopicBasedTopicPoliciesService``, ``TopicTransactionBuffer``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from pulsar_lifecycle.bundles.placing import (
+    BY_THEMSELVES,
+    LOCKS_ROOT,
+    TRANSACTION_BUFFERS,
+    LoadedAlong,
+    bundles,
+    covers,
+    lockless,
+    others_of_bundle,
+    read_at_once,
+)
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
+
+BROKERS_OWN = "pulsar/system"
+"""The namespace that brokers use for themselves, whatever anybody asks for."""
+TAKEN_FOR = 120_000
+"""Milliseconds for which a bundle counts as owned once it was asked for, where brokers keep no locks: lists lag."""
+LONG = 5_000
+"""Milliseconds after which what was looked up is looked up anew: a broker that hung may have lost its bundles."""
+_PARTITIONED = "/admin/partitioned-topics"
+
+
+class BundleShared(Unavailable):
+    """A request was not made: it would have had topics loaded that nobody asked for."""
+
+
+class BundleGuard:
+    """Looks before each request of one process. ``takes``: brokers may be asked for bundles; else nothing is asked."""
+
+    def __init__(self, store: Callable[[], MetadataStore], admin: BrokerAdmin, clock: Clock, *, takes: bool) -> None:
+        self._open, self._admin, self._clock, self._takes = store, admin, clock, takes
+        self._said: Mapping[str, Mapping[str, str]] | None = None
+        """What each broker is configured with; nothing where they did not say it."""
+        self._taken: dict[str, int] = {}
+        """Bundles that were asked for, and when (ms)."""
+
+    def check(self, topic: Topic) -> None:
+        """Before a request that may have ``topic`` loaded. Raises BundleShared, and what store and brokers raise."""
+        if str(topic.namespace) == BROKERS_OWN:
+            return
+        store = self._open()
+        along = self._read_along(store, topic)
+        (locks,) = store.children([f"{LOCKS_ROOT}/{topic.namespace}"])
+        if isinstance(locks, Unread):
+            raise Unavailable(f"{LOCKS_ROOT}/{topic.namespace}: {locks.reason}")
+        names = locks.names if locks else ()
+        if not self._takes and any(covers(name, topic) for name in names):
+            return  # a broker has it, who has read all that; it would be a rare one that has lost it by now
+        unowned = [one for one in along if not any(covers(name, one) for name in names)]
+        if not unowned:
+            return
+        if self._said is None:
+            self._said = self._configurations()
+            self.check(topic)  # that may have taken LONG
+            return
+        said = self._said
+        keeps_none = bool(said) and len(lockless(said)) == len(said)
+        if keeps_none and not self._takes:
+            return  # who has it is not known; what only looks asks about topics that brokers list
+        place = bundles(store, [topic, *unowned])
+        unowned = [one for one in unowned if _is_read(one, said)]
+        if unowned and keeps_none:
+            unowned = self._unlisted(store, topic.namespace, unowned, place)
+        beside = {one: next(others_of_bundle(store, one, (topic,)), None) for one in unowned}
+        own = place[topic] if place[topic] != str(topic.namespace) else None  # without boundaries nobody knows it
+        elsewhere = [one for one in unowned if place[one] != own and one != topic]
+        shared = [LoadedAlong(one, other) for one in elsewhere if (other := beside[one])]
+        if not shared:
+            return
+        at_once = read_at_once(store, beside)
+        if at_once or not self._takes or any(isinstance(one.other, str) for one in shared):
+            raise BundleShared(f"{topic}: not asked for: {(at_once or shared[0]).text}")
+        began = self._clock.now_ms()
+        for one in elsewhere:
+            try:
+                self._admin.subscriptions(one)
+            except NotFound:
+                pass  # its bundle has an owner now, who makes it
+            except LifecycleError as error:
+                text = f"{topic}: not asked for: {shared[0].text}; no broker takes it alone: {error}"
+                raise BundleShared(text) from error
+            self._taken[place[one]] = self._clock.now_ms()
+        if self._clock.now_ms() - began > LONG:
+            self.check(topic)
+
+    def _unlisted(
+        self, store: MetadataStore, namespace: Namespace, topics: Sequence[Topic], place: Mapping[Topic, str]
+    ) -> list[Topic]:
+        """Those in whose bundles no broker lists a topic, and which were not asked for a moment ago."""
+        listed = [Topic.parse(name) for name in self._admin.loaded_topics()]
+        owned = set(bundles(store, [one for one in listed if one.namespace == namespace]).values())
+        owned.update(bundle for bundle, at in self._taken.items() if self._clock.now_ms() - at < TAKEN_FOR)
+        return [one for one in topics if place[one] not in owned]
+
+    def _read_along(self, store: MetadataStore, topic: Topic) -> list[Topic]:
+        """What a broker reads for a topic, whether it is there or not; policies first. For system topics only these."""
+        system = topic.partitioned_parent.local in BY_THEMSELVES
+        topics = [Topic(topic.namespace, name) for name in (BY_THEMSELVES[:1] if system else BY_THEMSELVES)]
+        partitioned = [f"{_PARTITIONED}/{one.managed_ledger}" for one in topics]
+        policies = f"{MANAGED_LEDGERS_ROOT}/{topics[0].managed_ledger}"
+        nodes = store.read([*partitioned, policies])
+        if unread := next((node for node in nodes if isinstance(node, Unread)), None):
+            raise Unavailable(f"{_PARTITIONED}/{topic.namespace}: {unread.reason}")
+        counts = [_partitions(node) for node in nodes[:-1] if not isinstance(node, Unread)]
+        if not counts[0] and nodes[-1] is None:
+            self._said = self._configurations() if self._said is None else self._said
+            counts[0] = _partitions_made(self._said)
+        return [part for one, count in zip(topics, counts, strict=True) for part in _parts(one, count)]
+
+    def _configurations(self) -> Mapping[str, Mapping[str, str]]:
+        try:
+            return self._admin.configurations()
+        except LifecycleError:
+            return {}
+
+
+def _partitions(node: Node | None) -> int:
+    try:
+        return int(json.loads(node.data)["partitions"]) if node else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _partitions_made(said: Mapping[str, Mapping[str, str]]) -> int:
+    """How many brokers give a topic that they make, unless a namespace's policies say otherwise."""
+    kinds = [one for one in said.values() if one.get("allowAutoTopicCreationType") == "partitioned"]
+    return max((int(one.get("defaultNumPartitions") or 1) for one in kinds), default=0)
+
+
+def _parts(topic: Topic, count: int) -> list[Topic]:
+    return [Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)] or [topic]
+
+
+def _is_read(topic: Topic, said: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether some broker reads it for the topics that it loads; those that say nothing may."""
+    local = topic.partitioned_parent.local
+    if local == CHANGE_EVENTS:
+        return any(
+            _on(one, "topicLevelPoliciesEnabled") and _on(one, "systemTopicEnabled") for one in said.values() or [{}]
+        )
+    segmented = local != TRANSACTION_BUFFERS[0]
+    return any(
+        _on(one, "transactionCoordinatorEnabled")
+        and (not said or _on(one, "transactionBufferSegmentedSnapshotEnabled") is segmented)
+        for one in said.values() or [{}]
+    )
+
+
+def _on(configuration: Mapping[str, str], name: str) -> bool:
+    return configuration.get(name, "true") == "true"

@@ -1,0 +1,144 @@
+"""Which bundle a topic is in, which others are in it, and what brokers read beside a topic that they load.
+
+Belongs here: the boundaries of bundles, names of system topics, names of ownership locks. Not here: who owns a bundle
+(``topics/bundle_owner.py``). Upstream: ``NamespaceEphemeralData``, ``LocalPolicies``, ``SystemTopicNames`` (4.0.7).
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PENDING_ACKS, Topic
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+
+LOCKS_ROOT = "/namespace"
+"""One ephemeral child per bundle that has an owner, below its namespace: ``0xLLLLLLLL_0xHHHHHHHH``, high excluded."""
+
+BUNDLES_ROOT = "/admin/local-policies"
+"""Bundle boundaries by namespace (LocalPolicies); a topic's hash is the CRC-32 of its full name."""
+
+AT_ONCE = 1_000
+"""Topics of a namespace that are looked at together: most often the first that is asked for is among them."""
+
+_LAST = 0xFFFFFFFF
+"""The upper end of a namespace's last bundle, which is included."""
+
+
+TRANSACTION_BUFFERS = (
+    "__transaction_buffer_snapshot",
+    "__transaction_buffer_snapshot_segments",
+    "__transaction_buffer_snapshot_indexes",
+)
+"""System topics of which a namespace has one at least once transactions were used in it; the last two instead of the
+first with ``transactionBufferSegmentedSnapshotEnabled`` (SystemTopicNames)."""
+BY_THEMSELVES = (CHANGE_EVENTS, *TRANSACTION_BUFFERS)
+"""Local names of system topics that brokers read, each in its namespace, for topics that they load. Brokers' monitors
+leave them alone (``SystemTopic``)."""
+NOT_WITH_BUNDLES = (PENDING_ACKS, "__transaction_log_", "transaction_coordinator_assign")
+"""How the names of topics end, or begin, that no broker loads as it takes their bundle
+(``PulsarService.loadNamespaceTopics``)."""
+
+
+def lockless(configurations: Mapping[str, Mapping[str, str]]) -> set[str]:
+    """Those of some brokers that keep no locks of their bundles, by what they are configured with."""
+    kind = ".ExtensibleLoadManagerImpl"
+    return {name for name, said in configurations.items() if said.get("loadManagerClassName", "").endswith(kind)}
+
+
+def covers(name: str, topic: Topic) -> bool:
+    """Whether a bundle of this name, ``0xLLLLLLLL_0xHHHHHHHH``, has a topic of its namespace."""
+    hashed = zlib.crc32(str(topic).encode())
+    try:
+        low, high = (int(end, 16) for end in name.split("_"))
+    except ValueError:
+        return False
+    return low <= hashed < high or hashed == high == _LAST
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAlong:
+    """A topic, or what is said of those that cannot be listed, that is loaded with one that brokers ``read``."""
+
+    read: Topic
+    other: Topic | str
+
+    @property
+    def text(self) -> str:
+        """The same as a clause."""
+        return f"its broker reads {self.read}, whose bundle nobody owns, and which has {self.other}, too"
+
+
+def read_at_once(store: MetadataStore, unowned: Mapping[Topic, Topic | str | None]) -> LoadedAlong | None:
+    """What would be loaded, whichever of the policies' partitions among ``unowned`` is asked for first.
+
+    Who takes the first bundle of a namespace reads all these partitions, as a client
+    (``SystemTopicBasedTopicPoliciesService.addOwnedNamespaceBundleAsync``): only one bundle of theirs is taken alone.
+    """
+    parts = {one: other for one, other in unowned.items() if one.partitioned_parent.local == CHANGE_EVENTS}
+    place = bundles(store, parts)
+    shared: dict[Topic | str, LoadedAlong] = {}
+    for one, other in parts.items():
+        if other:
+            known = place[one] != str(one.namespace)
+            shared.setdefault(place[one] if known else one, LoadedAlong(one, other))
+    return next(islice(shared.values(), 1, None), None)
+
+
+def names_beside(store: MetadataStore, topic: Topic) -> Sequence[str] | None:
+    """The z-nodes' names of the topics of its namespace and domain; None where they cannot be listed."""
+    listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
+    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
+        return None
+    return listing.names
+
+
+def topics_named(topic: Topic, names: Iterable[str]) -> list[Topic]:
+    """Topics of its namespace and domain by the names of their z-nodes."""
+    return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in names]
+
+
+def others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> Iterator[Topic | str]:
+    """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
+    names = names_beside(store, topic)
+    if names is None:
+        yield unlisted(topic)
+        return
+    for first in range(0, len(names), AT_ONCE):
+        some = topics_named(topic, names[first : first + AT_ONCE])
+        theirs = [one for one in some if one not in going and one != topic and not _loaded_anyhow(one)]
+        bundle = bundles(store, [topic, *theirs])
+        yield from (one for one in theirs if bundle[one] == bundle[topic])
+
+
+def unlisted(topic: Topic) -> str:
+    """What stands for topics of its namespace and domain where they cannot be listed."""
+    return f"topics that cannot be listed ({topic.namespace}/{topic.domain})"
+
+
+def _loaded_anyhow(topic: Topic) -> bool:
+    """Whether it is no reason to leave its bundle alone: brokers load it whenever they need it, or not at all."""
+    local = topic.partitioned_parent.local
+    return local in BY_THEMSELVES or local.endswith(NOT_WITH_BUNDLES[0]) or local.startswith(NOT_WITH_BUNDLES[1:])
+
+
+def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
+    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
+    namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
+    boundaries: dict[str, list[int]] = {}
+    for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
+        try:
+            document = json.loads(node.data) if isinstance(node, Node) else {}
+            boundaries[namespace] = [int(bound, 16) for bound in document["bundles"]["boundaries"]]
+        except (ValueError, KeyError, TypeError):
+            boundaries[namespace] = []
+    found: dict[Topic, str] = {}
+    for topic in topics:
+        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
+        found[topic] = f"{topic.namespace}/{place}" if place else str(topic.namespace)
+    return found
