@@ -52,6 +52,9 @@ class BundleGuard:
         """What each broker is configured with; nothing where they did not say it."""
         self._taken: dict[str, int] = {}
         """Bundles that were asked for, and when (ms)."""
+        self._listed: dict[str, list[str]] = {}
+        """What brokers list, by namespace and domain."""
+        self._listed_at = -LONG
 
     def check(self, topic: Topic) -> None:
         """Before a request that may have ``topic`` loaded. Raises BundleShared, and what store and brokers raise."""
@@ -86,9 +89,13 @@ class BundleGuard:
         shared = [LoadedAlong(one, other) for one in elsewhere if (other := beside[one])]
         if not shared:
             return
-        at_once = read_at_once(store, beside)
-        if at_once or not self._takes or any(isinstance(one.other, str) for one in shared):
-            raise BundleShared(f"{topic}: not asked for: {(at_once or shared[0]).text}")
+        if at_once := read_at_once(store, beside):
+            raise BundleShared(f"{topic}: not asked for: {at_once.text}; it reads all partitions of that at once")
+        if not self._takes:
+            text = f"{shared[0].text}; who only looks has no broker take it: run again once it has an owner"
+            raise BundleShared(f"{topic}: not asked for: {text}")
+        if unread := next((one for one in shared if isinstance(one.other, str)), None):
+            raise BundleShared(f"{topic}: not asked for: {unread.text}")
         began = self._clock.now_ms()
         for one in elsewhere:
             try:
@@ -106,9 +113,14 @@ class BundleGuard:
         self, store: MetadataStore, namespace: Namespace, topics: Sequence[Topic], place: Mapping[Topic, str]
     ) -> list[Topic]:
         """Those in whose bundles no broker lists a topic, and which were not asked for a moment ago."""
-        listed = [Topic.parse(name) for name in self._admin.loaded_topics()]
-        owned = set(bundles(store, [one for one in listed if one.namespace == namespace]).values())
-        owned.update(bundle for bundle, at in self._taken.items() if self._clock.now_ms() - at < TAKEN_FOR)
+        now = self._clock.now_ms()
+        if now - self._listed_at > LONG:
+            self._listed, self._listed_at = {}, now
+            for name in self._admin.loaded_topics():
+                self._listed.setdefault(name.rpartition("/")[0], []).append(name)
+        listed = [name for inside, names in self._listed.items() if inside.endswith(f"//{namespace}") for name in names]
+        owned = {*bundles(store, [Topic.parse(name) for name in listed]).values()}
+        owned.update(bundle for bundle, at in self._taken.items() if now - at < TAKEN_FOR)
         return [one for one in topics if place[one] not in owned]
 
     def _read_along(self, store: MetadataStore, topic: Topic) -> list[Topic]:

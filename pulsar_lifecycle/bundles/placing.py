@@ -93,9 +93,9 @@ def read_at_once(store: MetadataStore, unowned: Mapping[Topic, Topic | str | Non
 def names_beside(store: MetadataStore, topic: Topic) -> Sequence[str] | None:
     """The z-nodes' names of the topics of its namespace and domain; None where they cannot be listed."""
     listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
-    if listing is None or isinstance(listing, Unread) or not listing.is_whole:
-        return None
-    return listing.names
+    if listing is None:
+        return ()
+    return None if isinstance(listing, Unread) or not listing.is_whole else listing.names
 
 
 def topics_named(topic: Topic, names: Iterable[str]) -> list[Topic]:

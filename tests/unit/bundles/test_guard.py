@@ -12,7 +12,7 @@ from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard, 
 from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
 from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
 from tests.kit.simulated.cluster import BROKER, SimulatedCluster, half_of
 
 NAMESPACE = "acme/orders"
@@ -106,6 +106,18 @@ def test_nothing_is_loaded_with_policies_that_are_alone_in_their_bundle(here: Gu
     assert here.asked == []
 
 
+def test_a_namespace_without_topics_has_none_to_load(here: Guarded) -> None:
+    here.guard(takes=False).check(Topic.parse("persistent://acme/deleted/t"))
+    assert here.asked == []
+
+
+def test_topics_that_cannot_be_listed_may_be_in_any_bundle(here: Guarded) -> None:
+    here.cluster.zookeeper.unreadable.add(f"{MANAGED_LEDGERS_ROOT}/{NAMESPACE}/persistent")
+    with pytest.raises(BundleShared, match="cannot be listed"):
+        here.guard().check(ASKED)
+    assert here.asked == []
+
+
 def test_what_is_in_its_own_bundle_is_not_loaded_with_it(here: Guarded) -> None:
     here.guard(takes=False).check(BESIDE)
     here.cluster.remove(f"{BUNDLES_ROOT}/{NAMESPACE}")  # now nobody knows which is its own
@@ -190,6 +202,8 @@ def test_where_brokers_keep_no_locks_their_lists_count_and_what_was_asked_for_a_
     here.cluster.load(BESIDE)
     guard.check(ASKED)
     assert here.asked == [EVENTS, EVENTS]
+    here.cluster.admin.failure = Unavailable("down")
+    guard.check(ASKED)  # by the lists of a moment ago
 
 
 def test_where_brokers_keep_no_locks_who_only_looks_asks_about_what_they_list() -> None:
