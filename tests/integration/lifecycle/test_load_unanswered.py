@@ -24,7 +24,7 @@ from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.values.outcomes import Outcome
-from sandbox.clients import Admin, pulsar_client
+from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
 from sandbox.planting import znodes
 from tests.integration.lifecycle.loads import expiry, filled, give, no_retention, notes, pipeline_of, planned
@@ -56,6 +56,13 @@ def relay(sandbox: Cluster) -> Iterator[Relay]:
             yield relay
         finally:
             sandbox.restart(NOT_ANSWERING, {})
+            with Admin(sandbox.admin_url) as admin:  # its session may outlast it
+                wait_for("one address of it", lambda: _addresses(admin) == {HERE})
+
+
+def _addresses(admin: Admin) -> set[str]:
+    """Of all brokers that are listed."""
+    return {name.partition(":")[0] for name in admin.call("GET", "/v2/brokers")}
 
 
 @contextmanager
