@@ -36,6 +36,8 @@ pytestmark = pytest.mark.integration
 
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 NOT_ANSWERING = "broker-2"
+TTL = 5
+"""Seconds; a broker does not look for what is past it while a topic is filled."""
 TOPICS = 2
 """Of each broker, each in a namespace of its own, which is one bundle: a broker needs nothing of the other for them."""
 
@@ -90,7 +92,7 @@ def topics_of_both(sandbox: Cluster) -> dict[str, dict[str, list[int]]]:
         for broker in sorted(admin.call("GET", "/v2/brokers")) * TOPICS:
             namespace = new_namespace(sandbox, "beside", 1)
             no_retention(admin, namespace)
-            expiry(admin, namespace, 5)
+            expiry(admin, namespace, TTL)
             topic = f"persistent://{namespace}/t"
             give(sandbox, admin, namespace, broker)
             found.setdefault(broker, {})[topic] = filled(client, admin, topic)
@@ -113,7 +115,7 @@ def test_topics_of_a_broker_that_does_not_answer_stay_and_all_others_go(
     (others,) = by_broker.values()
     both = theirs | others
     wait_unlisted(sandbox, both)
-    wait_until_unloaded_counts(since)
+    wait_until_unloaded_counts(since + TTL)
     namespaces = [name.partition("://")[2].rpartition("/")[0] for name in both]
     pipeline = pipeline_of(sandbox, tmp_path, namespaces, request_timeout=5.0, at_once=len(both))
     plan, rows = planned(pipeline)
