@@ -199,8 +199,8 @@ class Visits:
             visit.failure, visit.untouched = Why(Code.CHANGED_MEANWHILE, text), True
             return
         self._note(visit)  # anew: for how long it is watched counts from here, and others may have taken their time
-        owner = self.ports.admin.owner(visit.topic)
-        if visit.broker and owner != visit.broker:
+        # A lookup of a bundle that nobody owns loads all of it; who takes it for a request loads this topic alone.
+        if visit.broker and (owner := self.ports.admin.owner(visit.topic)) != visit.broker:
             visit.failure = Why(Code.CHANGED_MEANWHILE, f"broker {owner} has its bundle, not {visit.broker} any more")
             return
         visit.loaded_at = self.ports.clock.now_ms()

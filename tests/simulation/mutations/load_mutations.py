@@ -28,6 +28,8 @@ from pulsar_lifecycle.lifecycle.load import (
 )
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadChoice
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors
+from pulsar_lifecycle.lifecycle.load.visit import Visit
+from pulsar_lifecycle.lifecycle.load.visits import Visits
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Children
@@ -76,9 +78,17 @@ def ask_of_whatever_is_there(namespace: str) -> Iterator[None]:
         yield
 
 
-def load_their_neighbours() -> AbstractContextManager[Any]:
-    """A bundle without an owner is loaded whatever else is in it."""
-    return patch.object(load_budget, "would_be_loaded", lambda *_: None)
+@contextmanager
+def load_their_neighbours() -> Iterator[None]:
+    """A bundle without an owner is looked up, and so loaded, whatever else is in it."""
+    real = Visits._load
+
+    def looks_up(visits: Visits, visit: Visit) -> None:
+        visits.ports.admin.owner(visit.topic)
+        real(visits, visit)
+
+    with patch.object(load_budget, "would_be_loaded", lambda *_: None), patch.object(Visits, "_load", looks_up):
+        yield
 
 
 def load_without_a_note() -> AbstractContextManager[Any]:
