@@ -11,10 +11,12 @@ Upstream: ``PulsarService.loadNamespaceTopics``, ``SystemTopicBasedTopicPolicies
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 
 from pulsar_lifecycle.bundles.placing import (
+    BROKERS_ROOT,
     BY_THEMSELVES,
     LOCKS_ROOT,
     TRANSACTION_BUFFERS,
@@ -33,7 +35,10 @@ from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unre
 BROKERS_OWN = "pulsar/system"
 """The namespace that brokers use for themselves, whatever anybody asks for."""
 TAKEN_FOR = 120_000
-"""Milliseconds for which a bundle counts as owned once it was asked for, where brokers keep no locks: lists lag."""
+"""Milliseconds for which a bundle counts as owned once it was asked for, where brokers keep no locks: lists lag. And
+for which brokers are not asked for their configuration once one did not say it."""
+TRIES = 3
+"""How often all is looked up anew for one request."""
 LONG = 5_000
 """Milliseconds after which what was looked up is looked up anew: a broker that hung may have lost its bundles."""
 _PARTITIONED = "/admin/partitioned-topics"
@@ -48,32 +53,31 @@ class BundleGuard:
 
     def __init__(self, store: Callable[[], MetadataStore], admin: BrokerAdmin, clock: Clock, *, takes: bool) -> None:
         self._open, self._admin, self._clock, self._takes = store, admin, clock, takes
-        self._said: Mapping[str, Mapping[str, str]] | None = None
+        self._said: Mapping[str, Mapping[str, str]] = {}
         """What each broker is configured with; nothing where they did not say it."""
+        self._said_at = -TAKEN_FOR
         self._taken: dict[str, int] = {}
         """Bundles that were asked for, and when (ms)."""
         self._listed: dict[str, list[str]] = {}
         """What brokers list, by namespace and domain."""
         self._listed_at = -LONG
 
-    def check(self, topic: Topic) -> None:
+    def check(self, topic: Topic, tries: int = TRIES) -> None:
         """Before a request that may have ``topic`` loaded. Raises BundleShared, and what store and brokers raise."""
         if str(topic.namespace) == BROKERS_OWN:
             return
+        if not tries:
+            raise BundleShared(f"{topic}: not asked for: brokers kept us waiting {TRIES} times: run again")
         store = self._open()
         along = self._read_along(store, topic)
-        (locks,) = store.children([f"{LOCKS_ROOT}/{topic.namespace}"])
-        if isinstance(locks, Unread):
-            raise Unavailable(f"{LOCKS_ROOT}/{topic.namespace}: {locks.reason}")
-        names = locks.names if locks else ()
+        names = self._locks(store, topic, along)
         if not self._takes and any(covers(name, topic) for name in names):
             return  # a broker has it, who has read all that; it would be a rare one that has lost it by now
         unowned = [one for one in along if not any(covers(name, one) for name in names)]
         if not unowned:
             return
-        if self._said is None:
-            self._said = self._configurations()
-            self.check(topic)  # that may have taken LONG
+        if self._is_asked():
+            self.check(topic, tries - 1)  # that may have taken LONG
             return
         said = self._said
         keeps_none = bool(said) and len(lockless(said)) == len(said)
@@ -92,22 +96,46 @@ class BundleGuard:
         if at_once := read_at_once(store, beside):
             raise BundleShared(f"{topic}: not asked for: {at_once.text}; it reads all partitions of that at once")
         if not self._takes:
-            text = f"{shared[0].text}; who only looks has no broker take it: run again once it has an owner"
-            raise BundleShared(f"{topic}: not asked for: {text}")
+            way = f"who only looks has no broker take it: `pulsar-admin topics subscriptions {shared[0].read}` does"
+            raise BundleShared(f"{topic}: not asked for: {shared[0].text}; {way}")
         if unread := next((one for one in shared if isinstance(one.other, str)), None):
             raise BundleShared(f"{topic}: not asked for: {unread.text}")
+        if self._take(topic, elsewhere, shared[0], place):
+            self.check(topic, tries - 1)
+
+    def _take(self, topic: Topic, along: Sequence[Topic], first: LoadedAlong, place: Mapping[Topic, str]) -> bool:
+        """Have brokers take the bundles of these alone; whether that took LONG."""
         began = self._clock.now_ms()
-        for one in elsewhere:
+        for one in along:
             try:
                 self._admin.subscriptions(one)
             except NotFound:
                 pass  # its bundle has an owner now, who makes it
             except LifecycleError as error:
-                text = f"{topic}: not asked for: {shared[0].text}; no broker takes it alone: {error}"
-                raise BundleShared(text) from error
+                text = f"{first.text}; no broker takes it alone: {error}; run again once brokers answer"
+                raise BundleShared(f"{topic}: not asked for: {text}") from error
             self._taken[place[one]] = self._clock.now_ms()
-        if self._clock.now_ms() - began > LONG:
-            self.check(topic)
+        return self._clock.now_ms() - began > LONG
+
+    def _locks(self, store: MetadataStore, topic: Topic, along: Sequence[Topic]) -> list[str]:
+        """The names of the locks on bundles of these topics. Raises BundleShared for one of a broker that died.
+
+        Until its session ends a broker that is back takes such a bundle over with all that is in it, for a client.
+        """
+        folder = f"{LOCKS_ROOT}/{topic.namespace}"
+        listings = store.children([folder, BROKERS_ROOT])
+        if unread := next((one for one in listings if isinstance(one, Unread)), None):
+            raise Unavailable(f"{folder}, {BROKERS_ROOT}: {unread.reason}")
+        locks, brokers = ([] if one is None or isinstance(one, Unread) else one.names for one in listings)
+        names = [name for name in locks if any(covers(name, one) for one in (topic, *along))]
+        paths = [*(f"{folder}/{name}" for name in names), *(f"{BROKERS_ROOT}/{name}" for name in brokers)]
+        nodes = store.read(paths) if names else []
+        sessions = {node.stat.ephemeral_owner for node in nodes[len(names) :] if isinstance(node, Node)}
+        for name, node in zip(names, nodes, strict=False):
+            if isinstance(node, Node) and node.stat.ephemeral_owner not in sessions:
+                text = f"the broker that has bundle {name} of its namespace died, and its session has not ended"
+                raise BundleShared(f"{topic}: not asked for: {text}: run again in a minute")
+        return [name for name, node in zip(names, nodes, strict=False) if node is not None]
 
     def _unlisted(
         self, store: MetadataStore, namespace: Namespace, topics: Sequence[Topic], place: Mapping[Topic, str]
@@ -134,15 +162,19 @@ class BundleGuard:
             raise Unavailable(f"{_PARTITIONED}/{topic.namespace}: {unread.reason}")
         counts = [_partitions(node) for node in nodes[:-1] if not isinstance(node, Unread)]
         if not counts[0] and nodes[-1] is None:
-            self._said = self._configurations() if self._said is None else self._said
+            self._is_asked()
             counts[0] = _partitions_made(self._said)
         return [part for one, count in zip(topics, counts, strict=True) for part in _parts(one, count)]
 
-    def _configurations(self) -> Mapping[str, Mapping[str, str]]:
-        try:
-            return self._admin.configurations()
-        except LifecycleError:
-            return {}
+    def _is_asked(self) -> bool:
+        """Ask brokers what they are configured with, unless they said it; after a failure not for a while."""
+        now = self._clock.now_ms()
+        if self._said or now - self._said_at < TAKEN_FOR:
+            return False
+        with contextlib.suppress(LifecycleError):
+            self._said = self._admin.configurations()
+        self._said_at = self._clock.now_ms()
+        return True
 
 
 def _partitions(node: Node | None) -> int:

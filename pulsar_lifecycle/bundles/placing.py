@@ -17,6 +17,9 @@ from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PENDING_ACKS, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
+BROKERS_ROOT = "/loadbalance/brokers"
+"""One ephemeral child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
+
 LOCKS_ROOT = "/namespace"
 """One ephemeral child per bundle that has an owner, below its namespace: ``0xLLLLLLLL_0xHHHHHHHH``, high excluded."""
 

@@ -116,7 +116,8 @@ def accept_restore(
     show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
     if broken:
         show.text(f"what was found: {broken}")
-    show.text("run the job `scan` now, and again orphans.confirm_after later; until then plans are report-only")
+    again = "run the job `scan` now, and again orphans.confirm_after later"
+    show.text(f"{again}; until then plans that need two scans are report-only")
 
 
 def _user() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.bundles.placing import BROKERS_ROOT
 from pulsar_lifecycle.errors import (
     AccessDenied,
     LifecycleError,
@@ -73,9 +74,6 @@ class Brokers:
 
 NO_WORD = (Unavailable, StoreError)
 """How a broker fails that says nothing of itself: it does not answer, or it or a proxy before it refuses."""
-
-BROKERS_ROOT = "/loadbalance/brokers"
-"""One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
 
 
 def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:

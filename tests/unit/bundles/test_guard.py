@@ -9,7 +9,7 @@ from itertools import count, islice
 import pytest
 
 from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard, BundleShared
-from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
+from pulsar_lifecycle.bundles.placing import BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
 from pulsar_lifecycle.errors import NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
@@ -43,14 +43,15 @@ class Guarded:
         for topic in (ASKED, OWN, BESIDE, EVENTS):
             self.cluster.topic(topic, [])
         self.say(transactionCoordinatorEnabled="false", **said)
+        self.broker = self.cluster.open_store()
+        self.broker.create(f"{BROKERS_ROOT}/{BROKER}", ephemeral=True, parents=True)
 
     def say(self, **said: str) -> None:
         self.cluster.admin.configuration[BROKER] = {"replicatorPrefix": "pulsar.repl", **said}
 
     def own(self, *halves: int) -> None:
         for half in halves:
-            lock = json.dumps({"httpUrl": f"http://{BROKER}"}).encode()
-            self.cluster.put(f"{LOCKS_ROOT}/{NAMESPACE}/{LOCKS[half]}", lock)
+            self.broker.create(f"{LOCKS_ROOT}/{NAMESPACE}/{LOCKS[half]}", ephemeral=True, parents=True)
 
     def guard(self, *, takes: bool = True) -> BundleGuard:
         store = self.cluster.open_store(read_only=True)
@@ -89,6 +90,17 @@ def test_policies_that_are_not_there_yet_too_as_brokers_make_them(here: Guarded)
 def test_nothing_is_asked_for_where_all_bundles_have_owners(here: Guarded, takes: bool) -> None:
     here.own(0, 1)
     here.guard(takes=takes).check(ASKED)
+    assert here.asked == []
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_lock_of_a_broker_that_died_is_waited_for(here: Guarded, takes: bool) -> None:
+    """It is back at the same address, and takes over with all in it what its earlier session had."""
+    here.own(THERE)
+    here.cluster.remove(f"{BROKERS_ROOT}/{BROKER}")
+    here.cluster.open_store().create(f"{BROKERS_ROOT}/{BROKER}", ephemeral=True)
+    with pytest.raises(BundleShared, match="its session has not ended: run again"):
+        here.guard(takes=takes).check(ASKED)
     assert here.asked == []
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from pulsar_lifecycle.bundles.placing import BROKERS_ROOT
 from pulsar_lifecycle.errors import AccessDenied, Failed, Unavailable
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.metastore.load_state import BROKERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
