@@ -10,7 +10,7 @@ from pulsar_lifecycle.delete_records.cut_rules import Refusal
 from pulsar_lifecycle.delete_records.offset_file import RequestedOffset
 from pulsar_lifecycle.delete_records.request import Offset, TopicPartition
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, RefusedBy, UsageError
-from pulsar_lifecycle.metastore.topics import partition_count
+from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.model import (
     MANAGED_LEDGERS_ROOT,
     PARTITIONED_ROOT,
@@ -140,7 +140,7 @@ def _shown(topics: Sequence[TopicPartition]) -> str:
 
 
 def _counts(configuration: MetadataStore, names: Sequence[Topic]) -> list[_Count]:
-    paths = [f"{PARTITIONED_ROOT}/{n.namespace}/{n.domain}/{encode_name(n.local)}" for n in names]
+    paths = [f"{PARTITIONED_ROOT}/{name.managed_ledger}" for name in names]
     return [_count(path, node) for path, node in zip(paths, configuration.read(paths), strict=True)]
 
 

@@ -6,11 +6,11 @@ Belongs here: names, partitions, backlogs, the durable subscription, by its z-no
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.errors import NotFound, Unavailable
+from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.model import (
     MANAGED_LEDGERS_ROOT,
     PARTITIONED_ROOT,
@@ -90,7 +90,7 @@ def stored_subscriptions(store: MetadataStore, configuration: MetadataStore) -> 
     cannot be read, CorruptFormat.
     """
     topics = (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC)
-    paths = [f"{PARTITIONED_ROOT}/{t.namespace}/{t.domain}/{encode_name(t.local)}" for t in topics]
+    paths = [f"{PARTITIONED_ROOT}/{topic.managed_ledger}" for topic in topics]
     configuration.sync("/")
     parts: list[Topic] = []
     for topic, path, node in zip(topics, paths, configuration.read(paths), strict=True):
@@ -109,7 +109,4 @@ def stored_subscriptions(store: MetadataStore, configuration: MetadataStore) -> 
 def _count(path: str, node: Node | Unread | None) -> int:
     if isinstance(node, Unread):
         raise Unavailable(f"{path} cannot be read: {node.reason}")
-    try:
-        return int(json.loads(node.data)["partitions"]) if node else 0
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    return partition_count(path, node.data) if node else 0

@@ -15,6 +15,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.metastore.walk import (
     CHUNK,
     KNOWN_DOMAIN,
@@ -43,7 +44,6 @@ SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
 UNNAMED = "an unnamed topic"
 """The source of a shadow topic whose property is empty."""
-_MAX_PARTITIONS = (1 << 31) - 1
 
 
 def topic_units(store: MetadataStore, chosen: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
@@ -256,17 +256,6 @@ def partition_counts(store: MetadataStore) -> dict[str, int]:
     for path, data in partitioned_metadata(store):
         found[path[len(PARTITIONED_ROOT) + 1 :]] = partition_count(path, data)
     return found
-
-
-def partition_count(path: str, data: bytes) -> int:
-    """How many partitions the metadata of a partitioned topic, at ``path``, names. Raises CorruptFormat."""
-    try:
-        count = json.loads(data)["partitions"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
-    if type(count) is not int or not 0 <= count <= _MAX_PARTITIONS:
-        raise CorruptFormat(path, 0, f"partitioned-topic metadata: a number of partitions, found {count!r}")
-    return count
 
 
 def partitioned_metadata(store: MetadataStore) -> Iterator[tuple[str, bytes]]:

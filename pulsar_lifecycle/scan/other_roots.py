@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from pulsar_lifecycle.bundles.placing import BROKERS_ROOT
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.ports import Children, MetadataStore, Node, Unread
 from pulsar_lifecycle.scan.neighbours import Bookies, Neighbours, OtherRoot
 
-SIGNS = (MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, "/loadbalance/brokers")
+SIGNS = (MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, BROKERS_ROOT)
 """What only a Pulsar cluster's own metadata has: its topics, its schemas, its brokers."""
 
 COOKIES = "/ledgers/cookies"

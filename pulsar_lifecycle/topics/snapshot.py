@@ -173,8 +173,7 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
 
 
 def _partitioned_path(topic: Topic) -> str:
-    parent = topic.partitioned_parent
-    return f"{PARTITIONED_ROOT}/{parent.namespace}/{parent.domain}/{encode_name(parent.local)}"
+    return f"{PARTITIONED_ROOT}/{topic.partitioned_parent.managed_ledger}"
 
 
 @dataclass(frozen=True, slots=True)

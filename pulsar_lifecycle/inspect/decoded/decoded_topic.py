@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +10,17 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.inspect import explain
 from pulsar_lifecycle.inspect.decoded.decoded_znode import described, without_secrets
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.schemas import schema_versions
 from pulsar_lifecycle.metastore.walk import SCHEMAS_ROOT
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Position, Topic, cursor_name
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.values.topic_load import TopicLoad
-
-PARTITIONED_ROOT = "/admin/partitioned-topics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +180,7 @@ def _partitioned(store: MetadataStore, subject: Topic, path: str) -> Partitioned
     node = explain.readable(store.read([parent])[0], parent)
     if node is None:
         raise NotFound(f"{subject}: there is no such topic: neither {path} nor {parent} exists")
-    try:
-        count = int(json.loads(node.data)["partitions"])
-    except (ValueError, KeyError, TypeError):
-        raise CorruptFormat(parent, 0, '{"partitions": N}') from None
+    count = partition_count(parent, node.data)
     parts = [Topic(subject.namespace, f"{subject.local}-partition-{n}", subject.domain) for n in range(count)]
     nodes = store.read([f"{MANAGED_LEDGERS_ROOT}/{part.managed_ledger}" for part in parts])
     summaries = (_summary(explain.readable(found, str(part))) for part, found in zip(parts, nodes, strict=True))
