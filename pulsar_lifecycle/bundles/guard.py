@@ -3,16 +3,15 @@
 Belongs here: what a broker reads for a topic that it loads, whether somebody owns the bundles of that, and having them
 taken alone. Not here: whether the topic itself may be loaded (``topics/write.py``), and requests about none.
 
-Who takes a bundle for a request to the admin API loads nothing else of it. But it reads :data:`BY_THEMSELVES` of its
-namespace, as a client, for every topic that it loads, and makes them where they are not there: who takes their bundles
-then loads all topics of these, which its monitors trim, expire and delete. So they are asked for first, by requests.
+Who takes a bundle for a request to the admin API loads nothing else of it. Who takes it for a client loads all of it,
+and its monitors trim, expire and delete there. For each topic that it loads a broker reads :data:`BY_THEMSELVES` of the
+namespace, as a client, and makes those that are not there. So their bundles are asked for first, by requests.
 Upstream: ``PulsarService.loadNamespaceTopics``, ``SystemTopicBasedTopicPoliciesService``, ``TopicTransactionBuffer``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 
 from pulsar_lifecycle.bundles.placing import (
@@ -28,8 +27,9 @@ from pulsar_lifecycle.bundles.placing import (
     read_at_once,
 )
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Namespace, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
 
 BROKERS_OWN = "pulsar/system"
@@ -41,7 +41,6 @@ TRIES = 3
 """How often all is looked up anew for one request."""
 LONG = 5_000
 """Milliseconds after which what was looked up is looked up anew: a broker that hung may have lost its bundles."""
-_PARTITIONED = "/admin/partitioned-topics"
 
 
 class BundleShared(Unavailable):
@@ -49,10 +48,20 @@ class BundleShared(Unavailable):
 
 
 class BundleGuard:
-    """Looks before each request of one process. ``takes``: brokers may be asked for bundles; else nothing is asked."""
+    """Looks before each request of one process, in the metadata store and in the one of configuration.
 
-    def __init__(self, store: Callable[[], MetadataStore], admin: BrokerAdmin, clock: Clock, *, takes: bool) -> None:
-        self._open, self._admin, self._clock, self._takes = store, admin, clock, takes
+    ``takes``: brokers may be asked for bundles; else nothing is asked.
+    """
+
+    def __init__(
+        self,
+        stores: Callable[[], tuple[MetadataStore, MetadataStore]],
+        admin: BrokerAdmin,
+        clock: Clock,
+        *,
+        takes: bool,
+    ) -> None:
+        self._open, self._admin, self._clock, self._takes = stores, admin, clock, takes
         self._said: Mapping[str, Mapping[str, str]] = {}
         """What each broker is configured with; nothing where they did not say it."""
         self._said_at = -TAKEN_FOR
@@ -68,11 +77,11 @@ class BundleGuard:
             return
         if not tries:
             raise BundleShared(f"{topic}: not asked for: brokers kept us waiting {TRIES} times: run again")
-        store = self._open()
-        along = self._read_along(store, topic)
+        store, configuration = self._open()
+        along = self._read_along(store, configuration, topic)
         names = self._locks(store, topic, along)
         if not self._takes and any(covers(name, topic) for name in names):
-            return  # a broker has it, who has read all that; it would be a rare one that has lost it by now
+            return  # its owner has read all that
         unowned = [one for one in along if not any(covers(name, one) for name in names)]
         if not unowned:
             return
@@ -129,10 +138,10 @@ class BundleGuard:
         locks, brokers = ([] if one is None or isinstance(one, Unread) else one.names for one in listings)
         names = [name for name in locks if any(covers(name, one) for one in (topic, *along))]
         paths = [*(f"{folder}/{name}" for name in names), *(f"{BROKERS_ROOT}/{name}" for name in brokers)]
-        nodes = store.read(paths) if names else []
-        sessions = {node.stat.ephemeral_owner for node in nodes[len(names) :] if isinstance(node, Node)}
+        nodes = _read(store, paths) if names else []
+        sessions = {node.stat.ephemeral_owner for node in nodes[len(names) :] if node}
         for name, node in zip(names, nodes, strict=False):
-            if isinstance(node, Node) and node.stat.ephemeral_owner not in sessions:
+            if node and node.stat.ephemeral_owner not in sessions:
                 text = f"the broker that has bundle {name} of its namespace died, and its session has not ended"
                 raise BundleShared(f"{topic}: not asked for: {text}: run again in a minute")
         return [name for name, node in zip(names, nodes, strict=False) if node is not None]
@@ -151,17 +160,14 @@ class BundleGuard:
         owned.update(bundle for bundle, at in self._taken.items() if now - at < TAKEN_FOR)
         return [one for one in topics if place[one] not in owned]
 
-    def _read_along(self, store: MetadataStore, topic: Topic) -> list[Topic]:
+    def _read_along(self, store: MetadataStore, configuration: MetadataStore, topic: Topic) -> list[Topic]:
         """What a broker reads for a topic, whether it is there or not; policies first. For system topics only these."""
         system = topic.partitioned_parent.local in BY_THEMSELVES
         topics = [Topic(topic.namespace, name) for name in (BY_THEMSELVES[:1] if system else BY_THEMSELVES)]
-        partitioned = [f"{_PARTITIONED}/{one.managed_ledger}" for one in topics]
-        policies = f"{MANAGED_LEDGERS_ROOT}/{topics[0].managed_ledger}"
-        nodes = store.read([*partitioned, policies])
-        if unread := next((node for node in nodes if isinstance(node, Unread)), None):
-            raise Unavailable(f"{_PARTITIONED}/{topic.namespace}: {unread.reason}")
-        counts = [_partitions(node) for node in nodes[:-1] if not isinstance(node, Unread)]
-        if not counts[0] and nodes[-1] is None:
+        paths = [f"{PARTITIONED_ROOT}/{one.managed_ledger}" for one in topics]
+        nodes = _read(configuration, paths)
+        counts = [partition_count(path, node.data) if node else 0 for path, node in zip(paths, nodes, strict=True)]
+        if not counts[0] and _read(store, [f"{MANAGED_LEDGERS_ROOT}/{topics[0].managed_ledger}"]) == [None]:
             self._is_asked()
             counts[0] = _partitions_made(self._said)
         return [part for one, count in zip(topics, counts, strict=True) for part in _parts(one, count)]
@@ -177,11 +183,12 @@ class BundleGuard:
         return True
 
 
-def _partitions(node: Node | None) -> int:
-    try:
-        return int(json.loads(node.data)["partitions"]) if node else 0
-    except (ValueError, KeyError, TypeError):
-        return 0
+def _read(store: MetadataStore, paths: Sequence[str]) -> list[Node | None]:
+    """Z-nodes; None for one that is not there. Raises Unavailable for one that cannot be read."""
+    nodes = store.read(paths)
+    if unread := next((node for node in nodes if isinstance(node, Unread)), None):
+        raise Unavailable(f"{unread.path} cannot be read: {unread.reason}")
+    return [node for node in nodes if not isinstance(node, Unread)]
 
 
 def _partitions_made(said: Mapping[str, Mapping[str, str]]) -> int:

@@ -124,7 +124,10 @@ class Connections:
         from pulsar_lifecycle.bundles.guard import BundleGuard
         from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 
-        guard = BundleGuard(lambda: self.store, self._unguarded, self.clock, takes=not self._read_only)
+        def stores() -> tuple[MetadataStore, MetadataStore]:
+            return self.store, self.configuration if self.settings.configuration_store else self.store
+
+        guard = BundleGuard(stores, self._unguarded, self.clock, takes=not self._read_only)
         return self._opened.enter_context(closing(HttpBrokerAdmin(self.settings.pulsar, before=guard.check)))
 
     @cached_property

@@ -10,9 +10,10 @@ import pytest
 
 from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard, BundleShared
 from pulsar_lifecycle.bundles.placing import BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
-from pulsar_lifecycle.errors import NotFound, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Topic
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.simulated.cluster import BROKER, SimulatedCluster, half_of
 
 NAMESPACE = "acme/orders"
@@ -43,6 +44,8 @@ class Guarded:
         for topic in (ASKED, OWN, BESIDE, EVENTS):
             self.cluster.topic(topic, [])
         self.say(transactionCoordinatorEnabled="false", **said)
+        self.configuration: FakeZooKeeper | None = None
+        """One of its own, of several clusters."""
         self.broker = self.cluster.open_store()
         self.broker.create(f"{BROKERS_ROOT}/{BROKER}", ephemeral=True, parents=True)
 
@@ -55,7 +58,8 @@ class Guarded:
 
     def guard(self, *, takes: bool = True) -> BundleGuard:
         store = self.cluster.open_store(read_only=True)
-        return BundleGuard(lambda: store, self.cluster.admin, self.cluster.clock, takes=takes)
+        configuration = self.configuration.session(read_only=True) if self.configuration else store
+        return BundleGuard(lambda: (store, configuration), self.cluster.admin, self.cluster.clock, takes=takes)
 
     @property
     def asked(self) -> list[Topic]:
@@ -170,7 +174,7 @@ def test_policies_in_two_bundles_with_others_are_never_asked_for(here: Guarded, 
     """Who takes one of the bundles reads the other part, as a client. Brokers may be about to make such."""
     here.cluster.remove(here.cluster.topic_path(EVENTS))
     if there:
-        path = f"/admin/partitioned-topics/{EVENTS.managed_ledger}"
+        path = f"{PARTITIONED_ROOT}/{EVENTS.managed_ledger}"
         here.cluster.put(path, json.dumps({"partitions": 9}).encode())
     else:
         here.say(allowAutoTopicCreationType="partitioned", defaultNumPartitions="9")
@@ -178,6 +182,19 @@ def test_policies_in_two_bundles_with_others_are_never_asked_for(here: Guarded, 
     assert {half_of(one) for one in parts} == {0, 1}
     with pytest.raises(BundleShared):
         here.guard().check(next(one for one in parts if half_of(one) != THERE))
+    assert here.asked == []
+
+
+def test_how_many_partitions_there_are_stands_in_the_configuration_store(here: Guarded) -> None:
+    here.cluster.remove(here.cluster.topic_path(EVENTS))
+    here.configuration = FakeZooKeeper()
+    path = f"{PARTITIONED_ROOT}/{EVENTS.managed_ledger}"
+    here.configuration.session().create(path, b'{"partitions": 9}', parents=True)
+    with pytest.raises(BundleShared, match=f"{CHANGE_EVENTS}-partition-"):
+        here.guard().check(ASKED)
+    here.configuration.session().write(path, b"{}", -1)
+    with pytest.raises(CorruptFormat, match=path):
+        here.guard().check(ASKED)
     assert here.asked == []
 
 
@@ -189,7 +206,14 @@ def test_a_broker_that_does_not_take_it_keeps_the_request_back(here: Guarded) ->
         here.guard().check(ASKED)
 
 
-@pytest.mark.parametrize("path", [f"{LOCKS_ROOT}/{NAMESPACE}", f"/admin/partitioned-topics/{EVENTS.managed_ledger}"])
+def test_a_lock_that_cannot_be_read_is_nobodys(here: Guarded) -> None:
+    here.own(0, 1)
+    here.cluster.zookeeper.unreadable.add(f"{LOCKS_ROOT}/{NAMESPACE}/{LOCKS[THERE]}")
+    with pytest.raises(Unavailable, match=LOCKS[THERE]):
+        here.guard().check(ASKED)
+
+
+@pytest.mark.parametrize("path", [f"{LOCKS_ROOT}/{NAMESPACE}", f"{PARTITIONED_ROOT}/{EVENTS.managed_ledger}"])
 def test_what_cannot_be_looked_up_keeps_the_request_back(here: Guarded, path: str) -> None:
     here.cluster.put(path, b"{}")
     here.cluster.zookeeper.unreadable.add(path)
