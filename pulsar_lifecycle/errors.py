@@ -15,6 +15,7 @@
     │   └── AccessDenied         authentication or authorization failed
     └── Unavailable              no answer, or a try-again answer; a read may be repeated
         ├── Failed               a server was asked to read something, and failed or never finished
+        ├── BundleShared         a request about a topic was not made: it would have had others loaded
         ├── OutcomeUnknown       connection lost while a write was under way: read again, never compensate
         └── Overloaded           the latency guard stopped us
 
@@ -108,6 +109,10 @@ class Unavailable(LifecycleError):
 
 class Failed(Unavailable):
     """A server was asked to read something, and failed or never finished; trying again may help."""
+
+
+class BundleShared(Unavailable):
+    """A request about a topic was not made: it would have had topics loaded that nobody asked for."""
 
 
 class OutcomeUnknown(Unavailable):

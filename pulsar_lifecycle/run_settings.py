@@ -282,9 +282,9 @@ class LoadSettings(Section):
     min_bytes: int = Field(default=1 << 20, gt=0)
     """A topic that a load frees less of is left alone; ledgers that were never closed count as enough."""
     at_once: int = Field(default=10, gt=0)
-    """Topics of one broker that are loaded at the same time."""
+    """Topics of one broker that are loaded at the same time, and of those whose bundles nobody owns."""
     max_per_broker: int = Field(default=500, gt=0)
-    """Topics of one broker that one run loads."""
+    """Topics of one broker that one run loads, and of those together whose bundles nobody owns."""
     max_per_bundle: int = Field(default=100, gt=0)
     """Topics of one bundle that one run loads."""
     max_broker_load: float = Field(default=0.7, gt=0, le=1)

@@ -26,7 +26,7 @@ from pulsar_lifecycle.bundles.placing import (
     others_of_bundle,
     read_at_once,
 )
-from pulsar_lifecycle.errors import LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.errors import BundleShared, LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.formats.partitioned_topic import partition_count
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic
@@ -41,10 +41,6 @@ TRIES = 3
 """How often all is looked up anew for one request."""
 LONG = 5_000
 """Milliseconds after which what was looked up is looked up anew: a broker that hung may have lost its bundles."""
-
-
-class BundleShared(Unavailable):
-    """A request was not made: it would have had topics loaded that nobody asked for."""
 
 
 class BundleGuard:
@@ -152,8 +148,13 @@ class BundleGuard:
         """Those in whose bundles no broker lists a topic, and which were not asked for a moment ago."""
         now = self._clock.now_ms()
         if now - self._listed_at > LONG:
+            try:
+                said = self._admin.loaded_topics()
+            except LifecycleError as error:
+                text = f"whether a broker has the bundle of {topics[0]} is not known: {error}"
+                raise BundleShared(f"{topics[0]}: not asked for: {text}") from error
             self._listed, self._listed_at = {}, now
-            for name in self._admin.loaded_topics():
+            for name in said:
                 self._listed.setdefault(name.rpartition("/")[0], []).append(name)
         listed = [name for inside, names in self._listed.items() if inside.endswith(f"//{namespace}") for name in names]
         owned = {*bundles(store, [Topic.parse(name) for name in listed]).values()}

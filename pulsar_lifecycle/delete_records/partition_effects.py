@@ -32,9 +32,10 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics import low_watermark, snapshot
+from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, unread_acks
-from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, loads_others, lost_by_load
+from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, lost_by_load
 from pulsar_lifecycle.trimming.trim import TrimOrder, trim_topic
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.outcomes import Action, Outcome, Phase
@@ -153,7 +154,7 @@ class PartitionDeletion:
             text = f"it needs {unloads} more of the unloads that this run may do (trimming.max_unloads): run again"
             return Refusal.plain(RecordsError.UNLOADS_USED_UP, text)
         try:
-            if (cut.moved or cut.rolls) and (why := loads_others(self._run, self._ports, self._topic)):
+            if (cut.moved or cut.rolls) and (why := others_loaded(self._ports.admin, self._topic)):
                 return Refusal(RecordsError.BROKER_FAILED, why)
             return self._cut(read, cut)
         finally:

@@ -129,6 +129,14 @@ class BrokerAdmin(Protocol):
         """Raise AccessDenied unless our role is admin of the topic's tenant. Loads nothing. Raises NotFound."""
         ...
 
+    def take_alone(self, topic: Topic) -> None:
+        """Have brokers own what they read as they load a topic, so that a request about it loads nothing else.
+
+        Each request about one topic does that first. Raises BundleShared where it cannot be done; of one that may only
+        look also where it needs to be.
+        """
+        ...
+
     def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
         """Have the broker add these to a topic's properties. Loads the topic. Raises NotFound, OutcomeUnknown."""
         ...

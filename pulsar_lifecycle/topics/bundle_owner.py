@@ -9,24 +9,15 @@ lists.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from pulsar_lifecycle.bundles.placing import (
-    BY_THEMSELVES,
-    LOCKS_ROOT,
-    LoadedAlong,
-    bundles,
-    covers,
-    names_beside,
-    others_of_bundle,
-    topics_named,
-    unlisted,
-)
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.metastore.load_state import Brokers, fetch_brokers
+from pulsar_lifecycle.bundles.placing import LOCKS_ROOT, bundles, covers
+from pulsar_lifecycle.errors import BundleShared
+from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
+from pulsar_lifecycle.values.codes import Code, Why
 
 
 class Owners:
@@ -88,71 +79,10 @@ def _locked(store: MetadataStore, topic: Topic) -> str:
         return ""
 
 
-def would_be_loaded(
-    store: MetadataStore, brokers: Brokers, owners: Owners, topic: Topic, going: Collection[Topic]
-) -> str | None:
-    """What a broker that loads a topic would load besides, that is not ``going`` as well; None for nothing.
-
-    Who takes a bundle without an owner loads all its topics. A broker that loads a topic reads :data:`BY_THEMSELVES` of
-    its namespace, too, whose bundles somebody takes then.
-    """
-    if not owners.of(store, brokers, topic) and (other := next(others_of_bundle(store, topic, going), None)):
-        return f"nobody owns its bundle, which has {other}, too"
-    along = _read_along(topic, names_beside(store, topic))
-    first = next(_loaded_along(store, brokers, owners, along, going), None)
-    return first.text if first else None
-
-
-def loaded_by_request(store: MetadataStore, brokers: Brokers, topic: Topic) -> Iterator[LoadedAlong]:
-    """As :func:`would_be_loaded`, of a topic that a broker loads for a request to its admin API, such as its unload.
-
-    Who takes its bundle for that loads nothing else of it (``LookupOptions.loadTopicsInBundle``), but does of the
-    others.
-    """
-    names = names_beside(store, topic)
-    if names is None:
-        yield LoadedAlong(topic, unlisted(topic))
-    along = _read_along(topic, names)
-    place = bundles(store, [topic, *along])
-    others = [one for one in along if place[one] != place[topic] or place[one] == str(one.namespace)]
-    yield from _loaded_along(store, brokers, Owners(), others, ())
-
-
-def loaded_by_unload(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> LoadedAlong | None:
-    """What a broker loads besides a topic that it is asked to unload, and that none lists; None for nothing.
-
-    Brokers are asked only where locks do not tell that it is nothing. Raises what store and brokers raise.
-    """
-    if next(loaded_by_request(store, Brokers({}, 0), topic), None):
-        brokers = fetch_brokers(store, admin)
-        if str(topic) not in brokers.loaded:
-            return next(loaded_by_request(store, brokers, topic), None)
+def others_loaded(admin: BrokerAdmin, topic: Topic) -> Why | None:
+    """Why no broker is to load a topic for us now; None once a request about it has nothing else loaded."""
+    try:
+        admin.take_alone(topic)
+    except BundleShared as error:
+        return Why(Code.BUNDLE_SHARED, str(error))
     return None
-
-
-def _loaded_along(
-    store: MetadataStore, brokers: Brokers, owners: Owners, along: Collection[Topic], going: Collection[Topic]
-) -> Iterator[LoadedAlong]:
-    """What is loaded that is not ``going``, as a broker reads ``along`` of a namespace for a topic of it."""
-    for one in along:
-        if not owners.of(store, brokers, one):
-            yield from (LoadedAlong(one, other) for other in others_of_bundle(store, one, going))
-
-
-def unowned_along(store: MetadataStore, brokers: Brokers, topic: Topic) -> dict[Topic, Topic | str | None]:
-    """What a broker reads as it loads a topic, and whose bundles nobody owns; and what else is in the bundle of each.
-
-    Policies come first: it reads these for the others, too. Of their partitions one that shares its bundle does.
-    """
-    owners, along = Owners(), _read_along(topic, names_beside(store, topic))
-    beside = {
-        one: next(others_of_bundle(store, one, (topic,)), None) for one in along if not owners.of(store, brokers, one)
-    }
-    order = sorted(beside, key=lambda one: (one.partitioned_parent.local != CHANGE_EVENTS, beside[one] is None))
-    return {one: beside[one] for one in order}
-
-
-def _read_along(topic: Topic, names: Collection[str] | None) -> list[Topic]:
-    """Those topics of a namespace, by its z-nodes' ``names``, that a broker reads as it loads one of it."""
-    some = [name for name in names or () if name.startswith(BY_THEMSELVES)]  # of many thousand, these alone are decoded
-    return [one for one in topics_named(topic, some) if one.partitioned_parent.local in BY_THEMSELVES]

@@ -22,7 +22,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_unload
+from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.unload_budget import UnloadBudget
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
@@ -339,8 +339,8 @@ def _unload(
         still_pending[str(pending.topic)] = "not tried after others failed"
     elif unread := unread_acks(store, admin, pending.topic):
         _stays(still_pending, pending, unread)
-    elif others := _loads_others(store, admin, pending.topic):
-        _stays(still_pending, pending, others)
+    elif others := others_loaded(admin, pending.topic):
+        _stays(still_pending, pending, others.text)
     elif failure := guard.unloads.unload(
         store, admin, pending.topic, partial(is_gone, store, admin, clock, pending), UnloadAfter.OTHERS
     ):
@@ -348,14 +348,6 @@ def _unload(
         _stays(still_pending, pending, failure.text)
     else:
         control.finish_unload(store, pending)
-
-
-def _loads_others(store: MetadataStore, admin: BrokerAdmin, topic: Topic) -> str | None:
-    try:
-        along = loaded_by_unload(store, admin, topic)
-    except LifecycleError as error:
-        return f"whether its unload would have other topics loaded is not known: {error}"
-    return f"no broker lists it, and for its unload {along.text}" if along else None
 
 
 def _stays(still_pending: dict[str, str], pending: PendingUnload, why: str) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pulsar_lifecycle.bundles.placing import read_at_once
 from pulsar_lifecycle.errors import (
     ConfigError,
     Conflict,
@@ -37,7 +36,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.bundle_owner import loaded_by_request, unowned_along
+from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.load_losses import LoadLosses
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.snapshot import Shadows
@@ -287,35 +286,7 @@ def lost_by_load(run: TopicRun, ports: Ports, topic: Topic, *, dry_run: bool = F
     """
     if loss := _lost_alone(run, ports, topic):
         return loss
-    return None if dry_run else loads_others(run, ports, topic)
-
-
-def loads_others(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:
-    """Why other topics would be loaded with one by our request; None once its broker finds nothing to load with it.
-
-    What that broker reads is asked for first: who takes a bundle for a request loads nothing else of it, and for a
-    client all of it, which its monitors then expire and delete.
-    """
-    if str(topic) in run.brokers.loaded:
-        return None
-    along = next(loaded_by_request(ports.store, run.brokers, topic), None)
-    if along is None:
-        return None
-    if isinstance(along.other, str):
-        return Why(Code.BUNDLE_SHARED, f"{along.text}: see why")
-    unowned = unowned_along(ports.store, run.brokers, topic)
-    if more := read_at_once(ports.store, unowned):
-        text = f"{more.text}; it reads all partitions of that at once, whichever topic of the namespace is used first"
-        return Why(Code.BUNDLE_SHARED, text)
-    try:
-        for one in unowned:
-            ports.admin.subscriptions(one)
-    except STOPPING:
-        raise
-    except LifecycleError as error:
-        text = f"{along.text}; no broker takes it alone: {error}; run again once brokers answer"
-        return Why(Code.BUNDLE_SHARED, text)
-    return None
+    return None if dry_run else others_loaded(ports.admin, topic)
 
 
 def _lost_alone(run: TopicRun, ports: Ports, topic: Topic) -> Why | None:

@@ -23,6 +23,7 @@ from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,
@@ -114,6 +115,8 @@ def _delete(
     node, named = _named(run, ports, topic, rule)
     if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
         raise RefusedBy(trim_rules.Stays.NOT_COUNTED, f"{topic} has ledgers that {NOT_COUNTED}")
+    if why := others_loaded(ports.admin, topic):
+        raise RefusedBy(why.code, why.text)
     todo = [message for _, messages, _ in named.values() for message in messages]
     lengths = {i: length for i, (_, _, length) in named.items()}
     sent = send_messages(run, ports, todo, lengths, "its broker is asked to delete its topic next")

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.bundles.placing import lockless
 from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
@@ -30,7 +29,6 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, would_be_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
@@ -230,7 +228,7 @@ class _Deletion:
 
         def rule(node: Node) -> Why | None:
             kept = self._chosen(topic) or self._loaded(topic) or self._changed(node, row) or retained()
-            return kept or self._kept_by_owner(topic) or self._shared(topic)
+            return kept or self._kept_by_owner(topic)
 
         return rule
 
@@ -293,12 +291,6 @@ class _Deletion:
         """What any broker calls its own."""
         said = (one.get(SYSTEM_CURSORS, "") for one in self._configurations().values())
         return frozenset({name.strip() for one in said for name in one.strip("[]").split(",")} - {""})
-
-    def _shared(self, topic: Topic) -> Why | None:
-        """The broker that deletes it loads what shares a bundle that it takes for that; those of the plan may be."""
-        owners = Owners(lockless(self._configurations()))
-        besides = would_be_loaded(self.ports.store, self.run.brokers, owners, topic, self.planned.keys())
-        return Why(InactiveKept.BUNDLE_SHARED, besides) if besides else None
 
     def _configurations(self) -> Mapping[str, Mapping[str, str]]:
         now = self.ports.clock.now_ms()

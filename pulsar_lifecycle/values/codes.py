@@ -132,7 +132,7 @@ class Code(StrEnum):
     CURSORS_UNREAD = "cursors_unread"
     """A cursor of its topic, its position, or the compacted ledger that it names, cannot be read."""
     BUNDLE_SHARED = "bundle_shared"
-    """No broker has its topic, and one that loads it takes a bundle that nobody owns, and loads all topics of that. No
+    """A broker that loads its topic reads system topics, and who takes their bundle for that loads all topics in it. No
     broker could be asked to take it without them: the reason names one, and says why."""
     SHADOWS_UNREAD = "shadows_unread"
     """Whether a shadow topic reads its topic cannot be known."""

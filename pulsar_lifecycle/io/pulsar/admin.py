@@ -46,8 +46,6 @@ from pulsar_lifecycle.settings import PulsarSettings
 from pulsar_lifecycle.values.topic_load import CompactionStatus, PendingAcks
 
 MAX_REDIRECTS = 5
-_RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
-"""What brokers are overloaded by."""
 _BROKERS = "/admin/v2/brokers"
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
@@ -150,19 +148,9 @@ class HttpBrokerAdmin:
         return {name: str(value) for name, value in answer.items() if value is not None}
 
     def usage(self, broker: str) -> float:
-        """The share of its scarcest resource that a broker uses, as its own load report says.
-
-        A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``). A broker that
-        says 0 of its CPU has just started and not measured it: it counts as using all.
-        """
+        """The share of its scarcest resource that a broker uses, as its own load report says."""
         url = self._web_url(broker).join("/admin/v2/broker-stats/load-report")
-        answer = self._get(url)
-        try:
-            used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
-        except (KeyError, TypeError, ValueError) as error:
-            raise unexpected(url, f"{', '.join(_RESOURCES)} with usage and limit") from error
-        measured = used[0][0] > 0
-        return max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
+        return statistics.usage_of(self._get(url), str(url))
 
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.
@@ -279,7 +267,7 @@ class HttpBrokerAdmin:
 
     def pending_acks(self, topic: Topic, subscription: str) -> PendingAcks:
         """Out of its broker's memory (``internalGetPendingAckStats``), which answers 503 where transactions are off."""
-        self._before(topic)
+        self.take_alone(topic)
         names = (*str(topic.namespace).split("/"), topic.local, subscription)  # all of them decoded once
         path = "/".join(["/admin/v3/transactions/pendingAckStats", *(quote(name, safe="") for name in names)])
         try:
@@ -296,7 +284,7 @@ class HttpBrokerAdmin:
 
     def owner(self, topic: Topic) -> str:
         """The broker id of who serves a topic's bundle, by a lookup; one without an owner gets one."""
-        self._before(topic)
+        self.take_alone(topic)
         path = f"/lookup/v2/topic/{topic.domain}/{topic.namespace}/{quote(topic.local, safe='')}"
         answer = self._get(path)
         found = (answer.get("httpUrl") or answer.get("httpUrlTls")) if isinstance(answer, dict) else None
@@ -357,9 +345,13 @@ class HttpBrokerAdmin:
 
     # ----------------------------------------------------------------------------------------------------- requests
 
+    def take_alone(self, topic: Topic) -> None:
+        """What ``before`` does."""
+        self._before(topic)
+
     def _at(self, topic: Topic, *rest: str) -> str:
         """As :func:`topic_path`, for a request that may have the topic loaded."""
-        self._before(topic)
+        self.take_alone(topic)
         return topic_path(topic, *rest)
 
     def _get(self, where: str | httpx.URL, redirects: int = MAX_REDIRECTS) -> Any:

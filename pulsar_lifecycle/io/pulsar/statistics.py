@@ -15,6 +15,8 @@ from pulsar_lifecycle.ports import Acknowledged, TopicConnections, TopicInternal
 from pulsar_lifecycle.values.topic_load import PendingAcks
 
 _PERSISTENT = "persistent://"
+_RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
+"""What brokers are overloaded by."""
 
 
 def topics_of(answer: Any, where: str) -> list[tuple[str, Any]]:
@@ -46,6 +48,20 @@ def connections_of(topics: Iterable[tuple[str, Any]]) -> dict[str, TopicConnecti
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise _unlike(name, "producerCount, msgInCount and subscriptions with their consumers") from None
     return found
+
+
+def usage_of(answer: Any, where: str) -> float:
+    """The share of its scarcest resource that a broker uses, by its load report. Raises StoreError for another shape.
+
+    A resource without a limit does not count, heap neither (``LocalBrokerData.getMaxResourceUsage``). A broker that
+    says 0 of its CPU has just started and not measured it: it counts as using all.
+    """
+    try:
+        used = [(float(answer[name]["usage"]), float(answer[name]["limit"])) for name in _RESOURCES]
+    except (KeyError, TypeError, ValueError):
+        raise _unlike(where, f"{', '.join(_RESOURCES)} with usage and limit") from None
+    measured = used[0][0] > 0
+    return max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
 
 
 def interval_ms(broker: str, configuration: Mapping[str, str]) -> int:

@@ -92,10 +92,6 @@ class LoadKept(StrEnum):
     VISIT_BROKEN_OFF = "visit_broken_off"
     """A run of this plan had it loaded, and was killed before its visit was over: what stayed is for a new scan and
     plan, by metadata where that does. Only at apply."""
-    BUNDLE_SHARED = "bundle_shared"
-    """No broker owns its bundle: who takes it loads all its topics, and not all of them may be loaded. At apply."""
-    BUNDLE_TOO_LARGE = "bundle_too_large"
-    """No broker owns its bundle, whose topics are more than `load.max_per_bundle` or `max_per_broker`. At apply."""
     BUNDLE_MOVED = "bundle_moved"
     """Its bundle changed its owner within `load.min_owner_age`: load shedding may be at it. Only at apply."""
     BROKER_BUSY = "broker_busy"

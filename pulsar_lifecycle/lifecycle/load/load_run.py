@@ -3,8 +3,8 @@
 Belongs here: whether the plan may be applied, judging its topics afresh, budgets, the order of waves. Not here: making
 it (``lifecycle/load/load_planning.py``), what is done to loaded topics (``lifecycle/load/visits.py``).
 
-A broker that takes a bundle loads all its topics. So topics of a bundle without an owner are loaded together, and only
-if each of them may be loaded.
+A bundle that nobody owns is taken by a request, which loads one topic of it. So are those of the system topics that its
+broker reads for it, before that (``bundles/guard.py``); a topic for which that cannot be done is left.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pulsar_lifecycle.lifecycle.load.one_topic import code_of
 from pulsar_lifecycle.lifecycle.load.visit import Visit
 from pulsar_lifecycle.lifecycle.load.visit_rows import broken_off, end_visits
 from pulsar_lifecycle.lifecycle.load.visits import STEPS, LoadedTopic, Visits
-from pulsar_lifecycle.lifecycle.load_budget import LoadBudget, whole_or_nothing
+from pulsar_lifecycle.lifecycle.load_budget import LoadBudget
 from pulsar_lifecycle.lifecycle.subscription_deletion import end_deletions
 from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.load_state import BrokerAnswers, Brokers
+from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.run_settings import LoadSettings
@@ -46,7 +46,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since
+from pulsar_lifecycle.topics.bundle_owner import Owners, others_loaded, owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
@@ -86,13 +86,13 @@ def load_topics(
     if dry_run:
         with topic_ports(cluster, read_only=True) as ports:
             fingerprint = evidence.check_store(cluster, ports.store)
-            run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, *of_plan)
+            run = _LoadRun(cluster, _topic_run(cluster, run_id, ports, fingerprint), ports, True, *of_plan)
             return run.look(report)
     with _acting(cluster, run_id, summary.created_at) as (run, ports, guard):
         finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
         end_visits(cluster, ports)
         end_deletions(cluster, ports)
-        return _LoadRun(cluster, run, ports, *of_plan).all(guard, report)
+        return _LoadRun(cluster, run, ports, False, *of_plan).all(guard, report)
 
 
 def _topic_run(cluster: Cluster, run_id: str, ports: Ports, fingerprint: str) -> TopicRun:
@@ -133,8 +133,6 @@ class _Judged:
     trims: Mapping[Topic, Collection[int]]
     may_trim: Mapping[Topic, Collection[int]]
     weights: Mapping[Topic, Sequence[int]]
-    brokers: Brokers
-    asked: Owners
 
 
 @dataclass
@@ -143,13 +141,13 @@ class _LoadRun:
 
     ``planned``: the plan's rows by topic, as far as the launch takes them; ``whole``: all of them;
     ``cluster_ledgers``: what its share is of, for ``caps``. ``_weights``: those of topics of which more goes by now
-    than the plan says (``load_plan``). ``_with``: of a topic without an owner, all of its bundle.
-    ``_broken_off``: topics that a killed run of the plan had loaded.
+    than the plan says (``load_plan``). ``_broken_off``: topics that a killed run of the plan had loaded.
     """
 
     cluster: Cluster
     run: TopicRun
     ports: Ports
+    dry_run: bool
     plan_id: str
     planned_at: int
     planned: Mapping[Topic, Mapping[str, Any]]
@@ -157,14 +155,19 @@ class _LoadRun:
     caps: Caps
     whole: Mapping[Topic, Mapping[str, Any]]
     _weights: dict[Topic, Sequence[int]] = field(default_factory=dict[Topic, Sequence[int]])
-    _with: dict[Topic, Sequence[Topic]] = field(default_factory=dict[Topic, Sequence[Topic]])
     _broken_off: frozenset[Topic] = field(init=False)
+    _by_broker: Mapping[str, Sequence[Topic]] = field(init=False)
     _budget: LoadBudget = field(init=False)
     _together: Together = field(init=False)
 
     def __post_init__(self) -> None:
         self._broken_off = broken_off(self.cluster, self.plan_id)
-        self._budget = LoadBudget(self._settings, self.ports)
+        owners, by_broker = Owners(), dict[str, list[Topic]]()
+        for topic in self.planned:
+            by_broker.setdefault(owners.of(self.ports.store, self.run.brokers, topic), []).append(topic)
+        self._by_broker = by_broker
+        idle = bundles(self.ports.store, by_broker.get("", ()))
+        self._budget = LoadBudget(self._settings, self.ports, frozenset(idle.values()))
         self._together = Together(self.whole, self.planned, self._has)
 
     def _has(self, topic: Topic, subscription: str) -> bool:
@@ -257,22 +260,10 @@ class _LoadRun:
     # --------------------------------------------------------------------------------------------------- which together
 
     def _waves(self) -> Iterator[list[Topic]]:
-        """So many topics of each broker at once; those of a bundle without an owner together, one bundle at a time."""
-        owners = Owners()
-        place = bundles(self.ports.store, list(self.planned))
-        by_broker: dict[str, list[list[Topic]]] = {}
-        unowned: dict[str, list[Topic]] = {}
-        for topic in self.planned:
-            broker = owners.of(self.ports.store, self.run.brokers, topic)
-            if broker:
-                by_broker.setdefault(broker, []).append([topic])
-            else:
-                unowned.setdefault(place[topic], []).append(topic)
-        self._with = {topic: some for some in unowned.values() for topic in some}
-        yield from unowned.values()
+        """So many topics of each broker at once, and of those whose bundles nobody owns."""
         at_once = self._settings.at_once
-        for start in range(0, max(map(len, by_broker.values()), default=0), at_once):
-            yield [topic for some in by_broker.values() for one in some[start : start + at_once] for topic in one]
+        for start in range(0, max(map(len, self._by_broker.values()), default=0), at_once):
+            yield [topic for some in self._by_broker.values() for topic in some[start : start + at_once]]
 
     # ---------------------------------------------------------------------------------------------------------- judging
 
@@ -285,20 +276,24 @@ class _LoadRun:
             left |= self._crowded(topics, left, judged)
             while apart := self._together.look(topics, left, self._others):
                 left |= apart
-                left |= whole_or_nothing([one for one in topics if one not in judged.left], judged.owners, left)
             if judged.going == {topic: self._together.going(topic) for topic in topics}:
                 break
         left |= self._budget.spent(topics, left, judged.owners)
         return replace(judged, left=left)
 
     def _others(self, topics: Collection[Topic]) -> Collection[Topic]:
-        """Which of some topics of other waves would be left as they are now, and those that are loaded with them."""
-        them = list(dict.fromkeys(one for topic in topics for one in self._with.get(topic, (topic,))))
+        """Which of some topics of other waves would be left as they are now."""
+        them = list(topics)
         judged = self._examine(them)
         return dict(judged.left) | self._crowded(them, judged.left, judged)
 
     def _crowded(self, topics: Sequence[Topic], left: Mapping[Topic, Why], judged: _Judged) -> dict[Topic, Why]:
-        return self._budget.crowded(topics, left, judged.owners, judged.owned_since, judged.brokers, judged.asked)
+        """What brokers and bundles keep; unless it is a dry run, brokers take what is loaded with the others alone."""
+        found = self._budget.crowded(topics, left, judged.owners, judged.owned_since)
+        if not self.dry_run:
+            going = [topic for topic in topics if topic not in left and topic not in found]
+            found |= {topic: why for topic in going if (why := others_loaded(self.ports.admin, topic))}
+        return found
 
     def _examine(self, topics: Sequence[Topic]) -> _Judged:
         going = {topic: self._together.going(topic) for topic in topics}
@@ -334,7 +329,7 @@ class _LoadRun:
             if why:
                 left[topic] = why
         since = {topic: owned_since(self.ports.store, topic) for topic in topics if topic not in left}
-        for topic, taken in since.items():  # without an owner, whoever takes the bundle loads all of it
+        for topic, taken in since.items():
             if (broker := owned[topic]) and taken is None and broker not in unlocked:
                 left[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has lost its bundle")
         ordered = {topic for topic, row in rows.items() if str(LoadKept.TOPIC_WOULD_BE_DELETED) in row["monitors"]}
@@ -342,7 +337,7 @@ class _LoadRun:
         may_trim = {topic: row["may_trim"] for topic, row in later.items()}
         weights = {topic: row["weights"] for topic, row in later.items()}
         found = fresh.topics, owned, since, policies, monitors, ordered, trims, may_trim
-        return _Judged(going, left, *found, weights, brokers, owners)
+        return _Judged(going, left, *found, weights)
 
     def _unanswered(self, owned: Mapping[Topic, str], answers: BrokerAnswers) -> dict[Topic, Why]:
         """Topics that a broker which does not answer has, or may take; all, if nobody knows what it is configured with.

@@ -70,9 +70,6 @@ class InactiveKept(StrEnum):
     LAST_SUBSCRIPTION = "last_subscription"
     """Without it, its broker would delete its topic as inactive, or may: it is the last one, or brokers delete topics
     whose other subscriptions have read all (`delete_when_subscriptions_caught_up`). Only at apply."""
-    BUNDLE_SHARED = "bundle_shared"
-    """Nobody owns its bundle, or that of topics that brokers read along: who takes it to delete the topic loads others.
-    Only at apply."""
     LEDGER_OPEN = "ledger_open"
     """A ledger of it was never closed, as its broker died: what is in it is not known. Only at apply."""
     USED_LATELY = "used_lately"

@@ -17,6 +17,11 @@ class BrokerAdminContract:
     def test_a_missing_topic_has_no_partitions(self, admin, topic):
         assert admin.partitions(topic) is None
 
+    def test_what_is_read_along_is_taken_without_the_topic_itself(self, admin, topic):
+        admin.take_alone(topic)
+        assert admin.partitions(topic) is None
+        assert str(topic) not in admin.loaded_topics()
+
     def test_a_partitioned_topic_is_created_once(self, admin, topic):
         admin.create_partitioned_topic(topic, 3)
         admin.create_partitioned_topic(topic, 3)

@@ -25,6 +25,7 @@ class FakeBrokerAdmin:
 
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
     prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
+    ``on_take`` is what :meth:`take_alone` does, ``asked`` the topics it was called with.
     ``on_load`` (of a topic that is not loaded), ``on_expire``, ``on_trim``, ``on_unload``, ``on_delete``,
     ``on_unsubscribe`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
     ``clients`` by topic are what :meth:`connections` says of a loaded one that is not in ``connected``, ``used_at``
@@ -62,6 +63,8 @@ class FakeBrokerAdmin:
         self.on_unsubscribe: Callable[[Topic, str], None] = lambda topic, subscription: None
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
+        self.on_take: Callable[[Topic], None] = lambda topic: None
+        self.asked: list[Topic] = []
         self.on_load: Callable[[Topic], None] = lambda topic: None
         self.on_expire: Callable[[Topic, str, int], None] = lambda topic, subscription, seconds: None
         self.on_trim: Callable[[Topic], None] = lambda topic: None
@@ -109,6 +112,10 @@ class FakeBrokerAdmin:
             raise AccessDenied(f"{topic}: 403")
         if "\0" in topic.local:
             raise StoreError(f"{topic}: 400")
+
+    def take_alone(self, topic: Topic) -> None:
+        self.asked.append(topic)
+        self.on_take(topic)
 
     def set_properties(self, topic: Topic, properties: Mapping[str, str]) -> None:
         self._load(topic)

@@ -8,9 +8,9 @@ from itertools import count, islice
 
 import pytest
 
-from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard, BundleShared
-from pulsar_lifecycle.bundles.placing import BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard
+from pulsar_lifecycle.bundles.placing import AT_ONCE, BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
+from pulsar_lifecycle.errors import BundleShared, CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Topic
 from tests.kit.fakes.metadata_store import FakeZooKeeper
@@ -240,6 +240,9 @@ def test_where_brokers_keep_no_locks_their_lists_count_and_what_was_asked_for_a_
     assert here.asked == [EVENTS, EVENTS]
     here.cluster.admin.failure = Unavailable("down")
     guard.check(ASKED)  # by the lists of a moment ago
+    here.cluster.clock.advance(TAKEN_FOR / 1000)
+    with pytest.raises(BundleShared, match=r"whether a broker has .* is not known: down"):
+        guard.check(ASKED)
 
 
 def test_where_brokers_keep_no_locks_who_only_looks_asks_about_what_they_list() -> None:
@@ -277,3 +280,22 @@ def test_what_was_looked_up_before_brokers_kept_us_waiting_is_looked_up_anew(her
     here.cluster.admin.configurations = late  # type: ignore[method-assign]
     here.guard().check(ASKED)
     assert here.asked == [EVENTS]
+
+
+def test_of_a_namespace_of_many_topics_few_are_looked_at(here: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each topic that a run loads or unloads is asked about: else a run would take as long as its square."""
+    many = 10 * AT_ONCE
+    for number in range(many):
+        here.cluster.put(f"{MANAGED_LEDGERS_ROOT}/{NAMESPACE}/persistent/t-{number}", b"")
+    here.cluster.admin.topics[EVENTS] = {}
+    looked_at = list[str]()
+    real = Topic.from_managed_ledger
+
+    def counted(name: str) -> Topic:
+        looked_at.append(name)
+        return real(name)
+
+    monkeypatch.setattr(Topic, "from_managed_ledger", counted)
+    here.guard().check(ASKED)
+    assert here.asked == [EVENTS]
+    assert len(looked_at) < many / 2

@@ -19,7 +19,6 @@ ALIKE = {
     "bookkeeper_first": "that its brokers read BookKeeper first",
     "brokers_delete": "that brokers delete copies in BookKeeper",
     "bookkeeper_deleted": "that its topic lists its copy in BookKeeper as deleted",
-    "bundle_shared": "that who takes its bundle loads other topics",
     "changed_since_plan": "that it is not as it was",
     "empty": "that it has no entries",
     "kept": "that a rule keeps it",

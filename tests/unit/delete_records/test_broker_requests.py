@@ -34,7 +34,7 @@ class Counted:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.admin, name)
-        if name.startswith("_") or name.startswith("on_") or not callable(found):
+        if name.startswith(("_", "on_")) or name == "take_alone" or not callable(found):
             return found
 
         def counted(*arguments: Any, **named: Any) -> Any:

@@ -7,10 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.bundles.placing import BY_THEMSELVES
-from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.errors import BundleShared, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
@@ -18,11 +16,12 @@ from pulsar_lifecycle.topics.load_losses import LoadLoss, LoadLosses, Replicatio
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
+from tests.kit.crash import raising
 from tests.kit.scenes.tiered.commit_cases import begun, interrupted_after_the_commit, words
 from tests.kit.scenes.tiered.copy_deletion_scene import CopyDeletionScene
 from tests.kit.scenes.tiered.offload_scene import OffloadScene as Scene
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, outcomes
-from tests.kit.simulated.cluster import data_tags, half_of
+from tests.kit.simulated.cluster import data_tags
 
 KNOWN: InForce[Replication | None] = InForce({str(TOPIC.namespace): Replication()})
 LAZY = LoadLosses(KNOWN, lazy_cursors=True)
@@ -119,25 +118,17 @@ def test_nothing_is_copied_that_must_be_read_first_where_a_subscription_would_go
     assert all("put a subscription back" in one.reason and "cursor s" in one.reason for one in found)
 
 
-@pytest.mark.parametrize("taken", [False, True])
-def test_what_must_be_read_first_is_copied_once_others_are_not_loaded_with_it(taken: bool) -> None:
-    """Its broker reads policies of topics, and who takes the bundle of these for that loads all topics in it."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_must_be_read_first_is_copied_once_others_are_not_loaded_with_it(shared: bool) -> None:
+    """Nothing is uploaded that no broker could be asked to read."""
     scene = Scene()
-    scene.cluster.halve(TOPIC.namespace)
-    here = half_of(TOPIC)
-    names = (f"persistent://{TOPIC.namespace}/{local}" for local in (*BY_THEMSELVES, *map(str, range(99))))
-    there = [Topic.parse(name) for name in names if half_of(name) != here]
-    read, beside = there[0], there[-1]
-    assert read.local in BY_THEMSELVES
-    for one in (read, beside):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    if taken:
-        scene.cluster.admin.topics[read] = {}
+    if shared:
+        scene.cluster.admin.on_take = raising(BundleShared("beside"))
     attempts, found = scene.session().begin(scene.wanted)
-    assert [one.ledger_id for one in attempts] == (scene.wanted if taken else [])
-    assert {one.why.code for one in found} == (set() if taken else {Code.READ_CHECK_DUE})
-    assert all(str(beside) in one.reason for one in found)
-    assert scene.cluster.admin.touched == ([read] if taken else [])
+    assert [one.ledger_id for one in attempts] == ([] if shared else scene.wanted)
+    assert {one.why.code for one in found} == ({Code.READ_CHECK_DUE} if shared else set())
+    assert all("beside" in one.reason for one in found)
+    assert scene.cluster.admin.touched == []
 
 
 def test_a_loaded_topic_is_not_offloaded_whose_unload_would_put_a_subscription_back() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import Paused
+from pulsar_lifecycle.errors import BundleShared, Paused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -25,7 +25,7 @@ from pulsar_lifecycle.values.plans import inactive_plan
 from pulsar_lifecycle.values.plans.inactive_plan import InactiveKept
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
 from pulsar_lifecycle.values.refusals import RefusalCode
-from tests.kit.crash import Crash
+from tests.kit.crash import Crash, raising
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.refused import refused_by
 from tests.kit.scenes.lifecycle.activity_scene import ActivityScene, kept, never_deleted
@@ -173,15 +173,8 @@ def _system(scene: ActivityScene) -> None:
     scene.configure(additionalSystemCursorNames="[s]")
 
 
-def _unowned(scene: ActivityScene) -> None:
-    scene.servers.topic(scene.named("beside"))
-    scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
-
-
-def _unowned_by_now(scene: ActivityScene) -> None:
-    """Its owner lists a topic of the bundle, as it did when it was asked, and has no lock any more."""
-    _unowned(scene)
-    scene.servers.admin.loaded[str(scene.named("beside"))] = scene.servers.admin.broker_ids[0]
+def _shared(scene: ActivityScene) -> None:
+    scene.servers.admin.on_take = raising(BundleShared("beside"))
 
 
 def _compacted(scene: ActivityScene) -> None:
@@ -212,8 +205,7 @@ def _not_chosen(scene: ActivityScene) -> None:
         (_of_a_function, InactiveKept.FUNCTION_SUBSCRIPTION),
         (_functions_unread, InactiveKept.FUNCTIONS_UNKNOWN),
         (_compacted, InactiveKept.COMPACTED),
-        (_unowned, InactiveKept.BUNDLE_SHARED),
-        (_unowned_by_now, InactiveKept.BUNDLE_SHARED),
+        (_shared, Code.BUNDLE_SHARED),
     ],
 )
 def test_a_topic_that_is_not_as_planned_stays(

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT, BY_THEMSELVES, PENDING_ACKS
+from pulsar_lifecycle.bundles.placing import PENDING_ACKS
 from pulsar_lifecycle.errors import (
     AccessDenied,
+    BundleShared,
     NotFound,
     OutcomeUnknown,
     Unavailable,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
@@ -36,7 +35,7 @@ from tests.kit.crash import raising
 from tests.kit.fakes.broker_admin import FakeSubscription
 from tests.kit.scenes.topic_scene import OTHER, TOPIC, nothing_lost, outcomes
 from tests.kit.scenes.trim_scene import TrimScene as Scene
-from tests.kit.simulated.cluster import BROKER, data_tags, half_of
+from tests.kit.simulated.cluster import data_tags
 
 
 @pytest.fixture
@@ -184,98 +183,30 @@ def test_a_pending_unload_waits_for_the_reading_of_what_was_acknowledged_in_tran
     assert (scene.cluster.admin.touched, scene.left_pending) == ([TOPIC], [])
 
 
-def in_namespace(local: str) -> Topic:
-    return Topic.parse(f"persistent://{TOPIC.namespace}/{local}")
-
-
-@pytest.mark.parametrize("unread", [True, False])
-@pytest.mark.parametrize("neighbour", [True, False])
-@pytest.mark.parametrize(("owned", "taken"), [(True, False), (False, True), (False, False)])
-def test_a_topic_that_no_broker_lists_is_left_where_others_are_loaded_with_it(
-    scene: Scene, neighbour: bool, owned: bool, taken: bool, unread: bool
-) -> None:
-    """A broker that loads it for an unload reads its namespace's policies, and who takes their bundle loads all of it.
-
-    Unless it was asked for these before. In its own bundle, which has no owner either, nothing else is loaded.
-    """
-    scene.cluster.halve(TOPIC.namespace)
-    own = half_of(TOPIC)
-    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != own)
-    beside = {half_of(one): one for one in (in_namespace(f"t-{number}") for number in range(9))}
-    for one in (read, beside[own], *([beside[1 - own]] if neighbour else ())):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    if owned:
-        lock = "0x00000000_0x80000000" if own else "0x80000000_0xffffffff"
-        scene.cluster.put(f"/namespace/{TOPIC.namespace}/{lock}", json.dumps({"httpUrl": f"http://{BROKER}"}).encode())
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_topic_is_left_where_others_would_be_loaded_with_it(scene: Scene, shared: bool, listed: bool) -> None:
+    """By its unload, which loads it where no broker has it. A dry run asks for nothing."""
     scene.load()
-    scene.cluster.admin.loaded.clear()
-    scene.cluster.wait(1)
-    if unread:
-        scene.cluster.zookeeper.unreadable.add(f"{BUNDLES_ROOT}/{TOPIC.namespace}")
-    if taken:
-        scene.cluster.admin.topics[read] = {}
-    shares = (neighbour or unread) and not owned
-    left = shares and not taken
+    if not listed:
+        scene.cluster.admin.loaded.clear()
+        scene.cluster.wait(1)
+    if shared:
+        scene.cluster.admin.on_take = raising(BundleShared("beside"))
     order = TrimOrder(TOPIC, up_to=scene.ids[2])
     assert {one.why.code for one in trimming_trim.plan_trim(scene.run(True), scene.ports(), order)} == {Code.MAY_GO}
-    assert scene.cluster.admin.touched == []
+    assert (scene.cluster.admin.asked, scene.cluster.admin.touched) == ([], [])
     found = scene.trim(loaded_topics=True).values()
-    assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if left else Code.TAKEN_OFF}
-    assert scene.cluster.admin.touched == ([] if left else [read, TOPIC] if shares else [TOPIC])
-    assert all(str(beside[1 - own]) in one.reason for one in found if left and not unread)
+    assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if shared else Code.TAKEN_OFF}
+    assert all("beside" in one.reason for one in found if shared)
+    assert scene.cluster.admin.touched == ([] if shared else [TOPIC])
 
 
-def test_policies_are_asked_for_before_all_else_that_a_broker_reads(scene: Scene) -> None:
-    """A broker that loads anything of a namespace reads them, and would take their bundle with all its topics."""
-    scene.cluster.halve(TOPIC.namespace)
-    policies, snapshots = map(in_namespace, BY_THEMSELVES[:2])
-    assert half_of(policies) == half_of(TOPIC) != half_of(snapshots)
-    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) != half_of(TOPIC))
-    for one in (snapshots, policies, beside):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-        scene.cluster.admin.topics[one] = {}
+def test_no_bundle_is_taken_once_the_run_may_unload_no_more(scene: Scene) -> None:
     scene.load()
-    scene.cluster.admin.loaded.clear()
-    scene.cluster.wait(1)
-    assert {one.why.code for one in scene.trim(loaded_topics=True).values()} == {Code.TAKEN_OFF}
-    assert scene.cluster.admin.touched == [policies, snapshots, TOPIC]
-
-
-def test_no_broker_is_asked_for_what_else_is_loaded_once_the_run_may_unload_no_more(scene: Scene) -> None:
-    """Nor is a namespace listed for that: there may be as many such topics in it as it has."""
-    scene.cluster.halve(TOPIC.namespace)
-    own = half_of(TOPIC)
-    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != own)
-    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) != own)
-    for one in (read, beside):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-        scene.cluster.admin.topics[one] = {}
-    scene.load()
-    scene.cluster.admin.loaded.clear()
-    scene.cluster.wait(1)
     found = scene.trim(loaded_topics=True, limit=0).values()
     assert {(one.outcome, one.why.code) for one in found} == {(Outcome.LEFT_TO_BROKER, Code.NOT_UNLOADED)}
-    assert scene.cluster.admin.touched == []
-
-
-@pytest.mark.parametrize("both", [True, False])
-def test_policies_in_two_bundles_are_read_at_once_by_whoever_takes_the_first(scene: Scene, both: bool) -> None:
-    """By a client of that broker, so that the other bundle is taken with all its topics."""
-    scene.cluster.halve(TOPIC.namespace)
-    own = half_of(TOPIC)
-    parts = {half_of(one): one for one in (in_namespace(f"{CHANGE_EVENTS}-partition-{number}") for number in range(9))}
-    beside = {half_of(one): one for one in (in_namespace(f"t-{number}") for number in range(9))}
-    there = [*parts.values(), beside[1 - own], *([beside[own]] if both else [])]
-    for one in there:
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
-    for one in parts.values():
-        scene.cluster.admin.topics[one] = {}
-    scene.load()
-    scene.cluster.admin.loaded.clear()
-    scene.cluster.wait(1)
-    found = scene.trim(loaded_topics=True).values()
-    assert {one.why.code for one in found} == {Code.BUNDLE_SHARED if both else Code.TAKEN_OFF}
-    assert scene.cluster.admin.touched == ([] if both else [parts[1 - own], parts[own], TOPIC])
+    assert (scene.cluster.admin.asked, scene.cluster.admin.touched) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -299,23 +230,20 @@ def test_a_pending_unload_asks_no_broker_for_what_none_has_any_more(
     assert (scene.cluster.admin.touched == [TOPIC], len(scene.left_pending)) == (asked, pending)
 
 
-@pytest.mark.parametrize("neighbour", [True, False])
-def test_a_pending_unload_loads_nothing_else_where_its_broker_died(scene: Scene, neighbour: bool) -> None:
-    """Nor is it done in the two statistics intervals in which some broker may have the topic, and not list it yet."""
-    scene.cluster.halve(TOPIC.namespace)
-    read = next(one for one in map(in_namespace, BY_THEMSELVES) if half_of(one) != half_of(TOPIC))
-    beside = next(one for one in (in_namespace(f"t-{number}") for number in range(9)) if half_of(one) == half_of(read))
-    for one in (read, *([beside] if neighbour else [])):
-        scene.cluster.topic(one, [scene.cluster.ledger(data_tags(one))])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pending_unload_loads_nothing_else_where_its_broker_died(scene: Scene, shared: bool) -> None:
+    """Once no broker has it for sure, nobody needs to unload it."""
     scene.load()
     scene.cluster.admin.loaded.clear()
+    if shared:
+        scene.cluster.admin.on_take = raising(BundleShared("beside"))
     noted = scene.cluster.clock.now_ms()
     control.note_unload(scene.store, control.PendingUnload(TOPIC, True, noted, control.LEASE))
     scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
-    assert (scene.cluster.admin.touched, len(scene.left_pending)) == (([], 1) if neighbour else ([TOPIC], 0))
+    assert (scene.cluster.admin.touched, len(scene.left_pending)) == (([], 1) if shared else ([TOPIC], 0))
     scene.cluster.wait(1)
     scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, []))
-    assert (scene.cluster.admin.touched, scene.left_pending) == ([] if neighbour else [TOPIC], [])
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([] if shared else [TOPIC], [])
 
 
 def test_a_failed_unload_is_tried_again_reported_and_done_by_the_next_run(scene: Scene) -> None:

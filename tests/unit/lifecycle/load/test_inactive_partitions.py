@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.errors import Failed, Paused, StoreError
+from pulsar_lifecycle.errors import BundleShared, Failed, Paused
 from pulsar_lifecycle.lifecycle.load import load_run
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.visit import LoadStep
 from pulsar_lifecycle.lifecycle.load.visits import LoadedTopic
-from pulsar_lifecycle.lifecycle.unused_subscriptions import Together
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicConnections
 from pulsar_lifecycle.runs.caps import Order
@@ -284,67 +282,15 @@ def test_a_partition_that_the_budget_leaves_keeps_no_other(scene: ActivityScene)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_none_is_begun_where_the_bundle_of_a_later_partition_is_shared(scene: ActivityScene, shared: bool) -> None:
-    """By a topic that is not loaded; one that is loaded with them keeps nothing."""
-    assert {upper(name) for name in FOUR} == {True, False}
-    beside = [name for name in map("t-{}".format, range(20)) if upper(name) != upper(FOUR[0])]
-    unused(scene, *FOUR, beside[0])
-    made, _ = plan(scene)
-    scene.servers.halve(NAMESPACE)
-    scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
-    if shared:
-        scene.servers.topic(scene.named(beside[1]))
-    done = said(applied(scene, made))
-    assert [there(scene, name) for name in FOUR] == [{"s"} if shared else set()] * 4, done
-
-
-def test_what_is_done_is_reported_before_anything_else_is_read(
-    scene: ActivityScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unused(scene, *PARTITIONS)
+def test_none_is_begun_where_others_would_be_loaded_with_a_later_partition(scene: ActivityScene, shared: bool) -> None:
+    unused(scene, *FOUR)
     scene.change(at_once=1)
     made, _ = plan(scene)
-    reported: list[LoadedTopic] = []
 
-    def unreadable(*_: object) -> list[bool]:
-        raise StoreError("gone")
+    def take(topic: Topic) -> None:
+        if shared and topic == scene.named(FOUR[-1]):
+            raise BundleShared("beside")
 
-    scene.servers.admin.used_at[scene.named(PARTITIONS[0]), "s"] = scene.now
-    monkeypatch.setattr(load_run, "missing_cursors", unreadable)
-    with pytest.raises(StoreError):
-        load_run.load_topics(
-            scene.cluster, "run", Order(made.plan_id, made.digest), dry_run=False, report=reported.extend
-        )
-    assert list(said(reported)) == [PARTITIONS[0]]
-
-
-def two() -> tuple[Topic, Topic, dict[Topic, dict[str, Any]]]:
-    """Two partitions, and the rows of a load plan that deletes s and t of them."""
-    first, second = (Topic.parse(f"persistent://tenant/ns/t-partition-{number}") for number in (0, 1))
-    rows = {
-        topic: {"topic": str(topic), "inactive_subscriptions": ["s", "t"], "inactive_czxids": [1, 2]}
-        for topic in (first, second)
-    }
-    return first, second, rows
-
-
-def test_what_a_partition_keeps_by_itself_is_not_the_reason_for_which_it_is_left() -> None:
-    """The first has lost s and keeps t; the second is left for a reason of its own, judged for s alone."""
-    first, second, rows = two()
-    together = Together(rows, rows, lambda topic, name: (topic, name) != (first, "s"))
-    together.stays(first)
-    assert together.going(second)["inactive_subscriptions"] == ["s"]
-    together.stays(second)
-    assert together.going(second)["inactive_subscriptions"] == ["s"]
-    assert set(together.apart(second, together.going(second))) == {"t"}
-
-
-def test_a_partition_for_which_others_were_left_is_not_left_for_itself() -> None:
-    """As the first is judged the second would be left; by its own turn nothing keeps it."""
-    first, second, rows = two()
-    together = Together(rows, rows, lambda *_: True)
-    left = together.look([first], [], lambda asked: asked)
-    assert left[first].text == f"subscription s stays on {second}"
-    left = together.look([second], [], lambda asked: [])
-    assert left[second].code is LoadKept.PARTITION_STAYS
-    assert left[second].text == "subscription s was to stay here when other partitions were judged, and so stays on all"
+    scene.servers.admin.on_take = take
+    done = said(applied(scene, made))
+    assert [there(scene, name) for name in FOUR] == [{"s"} if shared else set()] * 4, done
