@@ -105,7 +105,9 @@ class BundleGuard:
             raise BundleShared(f"{topic}: not asked for: {shared[0].text}; {way}")
         if unread := next((one for one in shared if isinstance(one.other, str)), None):
             raise BundleShared(f"{topic}: not asked for: {unread.text}")
-        if self._take(topic, elsewhere, shared[0], place):
+        # Who takes a bundle reads the policies, as a client: these come first, also in the topic's own bundle.
+        asked = [one for one in unowned if one in elsewhere or (one != topic and _is_policies(one))]
+        if self._take(topic, asked, shared[0], place):
             self.check(topic, tries - 1)
 
     def _take(self, topic: Topic, along: Sequence[Topic], first: LoadedAlong, place: Mapping[Topic, str]) -> bool:
@@ -148,15 +150,10 @@ class BundleGuard:
         """Those in whose bundles no broker lists a topic, and which were not asked for a moment ago."""
         now = self._clock.now_ms()
         if now - self._listed_at > LONG:
-            try:
-                said = self._admin.loaded_topics()
-            except LifecycleError as error:
-                text = f"whether a broker has the bundle of {topics[0]} is not known: {error}"
-                raise BundleShared(f"{topics[0]}: not asked for: {text}") from error
-            self._listed, self._listed_at = {}, now
-            for name in said:
+            names, self._listed, self._listed_at = self._admin.loaded_topics(), {}, now
+            for name in names:
                 self._listed.setdefault(name.rpartition("/")[0], []).append(name)
-        listed = [name for inside, names in self._listed.items() if inside.endswith(f"//{namespace}") for name in names]
+        listed = [name for inside, some in self._listed.items() if inside.endswith(f"//{namespace}") for name in some]
         owned = {*bundles(store, [Topic.parse(name) for name in listed]).values()}
         owned.update(bundle for bundle, at in self._taken.items() if now - at < TAKEN_FOR)
         return [one for one in topics if place[one] not in owned]
@@ -202,10 +199,14 @@ def _parts(topic: Topic, count: int) -> list[Topic]:
     return [Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)] or [topic]
 
 
+def _is_policies(topic: Topic) -> bool:
+    return topic.partitioned_parent.local == CHANGE_EVENTS
+
+
 def _is_read(topic: Topic, said: Mapping[str, Mapping[str, str]]) -> bool:
     """Whether some broker reads it for the topics that it loads; those that say nothing may."""
     local = topic.partitioned_parent.local
-    if local == CHANGE_EVENTS:
+    if _is_policies(topic):
         return any(
             _on(one, "topicLevelPoliciesEnabled") and _on(one, "systemTopicEnabled") for one in said.values() or [{}]
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, BundleShared, LifecycleError, NotFound, OutcomeUnknown, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.load.fresh import FreshTopics, TopicNow, missing, missing_cursors, read_now
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
@@ -169,9 +169,11 @@ class Visits:
         except STOPPING:
             raise
         except LifecycleError as error:
-            unanswered = isinstance(error, OutcomeUnknown | Unavailable)
+            shared = isinstance(error, BundleShared)  # nobody was asked
+            unanswered = isinstance(error, OutcomeUnknown | Unavailable) and not shared
             later = "; its unload stays pending, as its broker may do that later" if unanswered else ""
-            visit.failure, visit.unanswered = Why(Code.SERVER_FAILED, f"{error}{later}"), visit.unanswered or unanswered
+            code = Code.BUNDLE_SHARED if shared else Code.SERVER_FAILED
+            visit.failure, visit.unanswered = Why(code, f"{error}{later}"), visit.unanswered or unanswered
             if unanswered and not self._answers(visit.broker):
                 self.not_answering.add(visit.broker)
         return None

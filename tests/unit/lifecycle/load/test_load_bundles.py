@@ -66,6 +66,14 @@ def test_a_topic_is_left_where_others_would_be_loaded_with_it(scene: LoadScene) 
     assert {topic.local for topic in scene.servers.admin.touched} == {"b"}
 
 
+def test_a_request_that_would_have_others_loaded_by_now_was_not_made(scene: LoadScene) -> None:
+    expired(scene)
+    plan = planned(scene, "a")
+    scene.servers.admin.unanswered[Topic.parse(f"{OWN}a")] = BundleShared("beside")
+    (found,) = applied(scene, plan)
+    assert (found.outcome, found.why.text) == (Outcome.FAILED, "beside")
+
+
 LOAD_MANAGERS = "org.apache.pulsar.broker.loadbalance"
 
 
