@@ -27,9 +27,9 @@ from pulsar_lifecycle.bundles.placing import (
     read_at_once,
 )
 from pulsar_lifecycle.errors import BundleShared, LifecycleError, NotFound, Unavailable
-from pulsar_lifecycle.formats.partitioned_topic import partition_count
+from pulsar_lifecycle.formats.partitioned_topic import partition_count, partitions_made
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Namespace, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, POLICIES_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
 
 BROKERS_OWN = "pulsar/system"
@@ -163,11 +163,14 @@ class BundleGuard:
         system = topic.partitioned_parent.local in BY_THEMSELVES
         topics = [Topic(topic.namespace, name) for name in (BY_THEMSELVES[:1] if system else BY_THEMSELVES)]
         paths = [f"{PARTITIONED_ROOT}/{one.managed_ledger}" for one in topics]
-        nodes = _read(configuration, paths)
+        *nodes, policies = _read(configuration, [*paths, f"{POLICIES_ROOT}/{topic.namespace}"])
         counts = [partition_count(path, node.data) if node else 0 for path, node in zip(paths, nodes, strict=True)]
-        if not counts[0] and _read(store, [f"{MANAGED_LEDGERS_ROOT}/{topics[0].managed_ledger}"]) == [None]:
+        there = _read(store, [f"{MANAGED_LEDGERS_ROOT}/{one.managed_ledger}" for one in topics])
+        made = partitions_made(policies.path, policies.data) if policies else None
+        if made is None and not counts[0] and there[0] is None:
             self._is_asked()
-            counts[0] = _partitions_made(self._said)
+        made = _made_by(self._said) if made is None else made
+        counts = [made if node is None and not count else count for count, node in zip(counts, there, strict=True)]
         return [part for one, count in zip(topics, counts, strict=True) for part in _parts(one, count)]
 
     def _is_asked(self) -> bool:
@@ -189,8 +192,8 @@ def _read(store: MetadataStore, paths: Sequence[str]) -> list[Node | None]:
     return [node for node in nodes if not isinstance(node, Unread)]
 
 
-def _partitions_made(said: Mapping[str, Mapping[str, str]]) -> int:
-    """How many brokers give a topic that they make, unless a namespace's policies say otherwise."""
+def _made_by(said: Mapping[str, Mapping[str, str]]) -> int:
+    """How many partitions brokers give a topic that they make, where its namespace does not say so."""
     kinds = [one for one in said.values() if one.get("allowAutoTopicCreationType") == "partitioned"]
     return max((int(one.get("defaultNumPartitions") or 1) for one in kinds), default=0)
 

@@ -11,8 +11,8 @@ from pulsar_lifecycle.errors import (
     CorruptFormat,
     UnsupportedFormat,
 )
-from pulsar_lifecycle.metastore.walk import POLICIES_ROOT, namespace_paths
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.metastore.walk import namespace_paths
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, POLICIES_ROOT
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 RESTORE = (

@@ -22,7 +22,6 @@ from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.values.tables import Problem, Trouble
 
 SCHEMAS_ROOT = "/schemas"
-POLICIES_ROOT = "/admin/policies"
 
 CHUNK = 5_000
 """Z-nodes per unit of work and per Arrow batch."""

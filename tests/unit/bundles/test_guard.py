@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from itertools import count, islice
 
 import pytest
@@ -12,7 +13,7 @@ from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard
 from pulsar_lifecycle.bundles.placing import AT_ONCE, BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
 from pulsar_lifecycle.errors import BundleShared, CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
-from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, Topic
+from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, POLICIES_ROOT, Topic
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.simulated.cluster import BROKER, SimulatedCluster, half_of
 
@@ -183,6 +184,31 @@ def test_policies_in_two_bundles_with_others_are_never_asked_for(here: Guarded, 
     assert {half_of(one) for one in parts} == {0, 1}
     with pytest.raises(BundleShared):
         here.guard().check(next(one for one in parts if half_of(one) != THERE))
+    assert here.asked == []
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("non-partitioned", [EVENTS]), ("partitioned", None), ("", None)])
+def test_a_namespace_says_itself_how_its_topics_are_made(here: Guarded, kind: str, asked: list[Topic] | None) -> None:
+    """Over what brokers say."""
+    here.cluster.remove(here.cluster.topic_path(EVENTS))
+    here.say(allowAutoTopicCreationType="partitioned", defaultNumPartitions="1" if kind else "9")
+    here.cluster.admin.topics[EVENTS] = {}
+    override = {"allowAutoTopicCreation": True, "topicType": kind, "defaultNumPartitions": 9}
+    policies = {"autoTopicCreationOverride": override if kind else None}
+    here.cluster.put(f"{POLICIES_ROOT}/{NAMESPACE}", json.dumps(policies).encode())
+    with nullcontext() if asked else pytest.raises(BundleShared, match=f"{CHANGE_EVENTS}-partition-"):
+        here.guard().check(ASKED)
+    assert here.asked == (asked or [])
+
+
+@pytest.mark.parametrize(
+    "said", [b"[]", b'{"autoTopicCreationOverride": 1}', b'{"autoTopicCreationOverride": {}}', b"{"]
+)
+def test_policies_that_do_not_say_so_in_a_form_that_is_known_are_refused(here: Guarded, said: bytes) -> None:
+    path = f"{POLICIES_ROOT}/{NAMESPACE}"
+    here.cluster.put(path, said)
+    with pytest.raises(CorruptFormat, match=f"{path}.*autoTopicCreationOverride"):
+        here.guard().check(ASKED)
     assert here.asked == []
 
 
