@@ -33,14 +33,17 @@ def explain(
 
     A ledger: joins the newest scan, the plans and the journal with a fresh look at the ledger's owner. Asks no broker.
     Exit code 1 if there is no trace of it, or it is referred to and missing. A topic: judges it as it is now by the
-    retention in force and its cursors' persisted positions. Loads no topic.
+    retention in force and its cursors' persisted positions. Loads no topic. Exit code 1 if a warning says what is not
+    known, such as what brokers do not answer, or what is missing.
     """
     if not what.isdecimal():
         from pulsar_lifecycle.cli.look.explain_topic import explain_topic
         from pulsar_lifecycle.cli.look.inspect import topic_named
 
         subject = topic_named(what)
-        explain_topic(cluster_of(context), subject, as_json=as_json)
+        if not explain_topic(cluster_of(context), subject, as_json=as_json):
+            show.note("the warnings above say what is not known, or missing")
+            raise typer.Exit(1)
         return
     ledger_id = int(what)
     if ledger_id > MAX_LEDGER_ID:

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from pulsar_lifecycle.runs.cluster import Cluster
 
 
-def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
-    """Print why each ledger of a topic is there, and what would free it."""
-    from pulsar_lifecycle.inspect.cursor_holds import CursorHold
+def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> bool:
+    """Print why each ledger of a topic is there, and what would free it; whether no warning comes with that."""
     from pulsar_lifecycle.inspect.explain_topic import explain_topic as explanation_of
 
     found = explanation_of(where, subject, brokers_of(where))
     if as_json:
         show.json_document(_document(found))
-        return
+    else:
+        _print(found)
+    return not found.warnings
+
+
+def _print(found: TopicExplanation) -> None:
+    from pulsar_lifecycle.inspect.cursor_holds import CursorHold
+
     listed = Counter((one.code, one.freed_by) for one in found.ledgers)
     size = Counter[tuple[str, str]]()
     unsized = Counter[tuple[str, str]]()

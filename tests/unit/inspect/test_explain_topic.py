@@ -19,6 +19,7 @@ from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.values.topic_load import LoadState
+from tests.kit.command import run
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import MB, NAMESPACE, RetentionScene
 from tests.kit.simulated.cluster import data_tags, deleted_copy
@@ -387,3 +388,17 @@ def test_a_broker_that_does_not_answer_is_warned_of(scene: RetentionScene) -> No
     assert codes(found)[0] == RetentionVerdict.UNKNOWN_POLICY
     (warning,) = found.warnings  # the namespace's policies could be read
     assert "no broker answers" in warning
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_the_command_ends_as_with_a_finding_where_a_warning_says_what_is_not_known(
+    scene: RetentionScene, as_json: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.topic("a", 200, 20)
+    scene.scan()
+    asked = ("--config", str(scene.file), "explain", f"persistent://{NAMESPACE}/a", *as_json)
+    assert run(*asked, connect=scene.cluster.connect) == 0
+    assert capsys.readouterr().err == ""
+    scene.servers.admin.unreachable = {*scene.servers.admin.broker_ids}
+    assert run(*asked, connect=scene.cluster.connect) == 1
+    assert "the warnings above say" in capsys.readouterr().err
