@@ -346,6 +346,8 @@ class Visits:
             if not self._answers(visit.broker):
                 unanswered.add(visit.broker)
         closed = self._closed(unloaded)
+        still = [visit for visit in asked if visit not in unloaded]
+        after = {**(self._fresh(still).topics if still else {}), **closed}
         for visit in visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
@@ -354,7 +356,7 @@ class Visits:
                 self._note(visit)  # the next run looks whether its broker has loaded it after all
             elif (visit in unloaded or visit.untouched) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
-            through = self._through(visit, closed.get(visit.topic))
+            through = self._through(visit, after.get(visit.topic))
             found.append(replace(through, unsubscribed=tuple(sorted(visit.unsubscribed))))
         for visit, one in zip(visits, found, strict=True):
             self._journal(Phase.UNLOAD, [visit], one.outcome, lambda _, one=one: one.why, one.freed)

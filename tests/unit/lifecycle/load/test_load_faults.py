@@ -93,6 +93,7 @@ def test_an_unload_that_fails_stays_noted_and_the_next_run_makes_it(scene: LoadS
     scene.servers.admin.on_unload = raising(StoreError("500"))
     (one,) = applied(scene, plan)
     assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.NOT_UNLOADED)
+    assert one.freed > 0
     assert scene.is_loaded("a")
     assert len(pending(scene)) == 1
     scene.work()
