@@ -271,6 +271,22 @@ def test_partitions_go_together_or_not_at_all(scene: ActivityScene) -> None:
     assert all(there(scene, name) for name in names)
 
 
+def test_a_partition_for_which_others_would_be_loaded_keeps_those_before_it(scene: ActivityScene) -> None:
+    names = [f"p-partition-{n}" for n in range(3)]
+    for name in names:
+        scene.used(name)
+    made = plan(scene, *names)
+
+    def take(topic: Topic) -> None:
+        if topic == scene.named(names[2]):
+            raise BundleShared("beside")
+
+    scene.servers.admin.on_take = take
+    stays = (Outcome.LEFT, InactiveKept.PARTITION_STAYS)
+    assert apply(scene, made) == {names[0]: stays, names[1]: stays, names[2]: (Outcome.REFUSED, Code.BUNDLE_SHARED)}
+    assert all(there(scene, name) for name in names)
+
+
 def test_a_launch_that_takes_some_partitions_only_takes_none(scene: ActivityScene) -> None:
     names = [f"p-partition-{n}" for n in range(3)]
     for name in names:
