@@ -59,7 +59,8 @@ class LoadBudget:
             if since is not None and moved:
                 found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
             elif (used := usage[broker]) is None or used > settings.max_broker_load:
-                found[topic] = Why(LoadKept.BROKER_BUSY, f"{broker} uses {'?' if used is None else f'{used:.0%}'}")
+                said = "does not say how much it uses" if used is None else f"uses {used:.0%}"
+                found[topic] = Why(LoadKept.BROKER_BUSY, f"{broker} {said}")
         busy_one = any(used is None or used > settings.max_broker_load for used in usage.values())
         if busy_one and not all(owned[topic] for topic in going):
             busy = Why(LoadKept.BROKER_BUSY, "nobody owns its bundle, and the broker that takes it may be a busy one")

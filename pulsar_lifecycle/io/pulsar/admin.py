@@ -148,9 +148,15 @@ class HttpBrokerAdmin:
         return {name: str(value) for name, value in answer.items() if value is not None}
 
     def usage(self, broker: str) -> float:
-        """The share of its scarcest resource that a broker uses, as its own load report says."""
-        url = self._web_url(broker).join("/admin/v2/broker-stats/load-report")
-        return statistics.usage_of(self._get(url), str(url))
+        """As its own load report says, or its metrics: with the extensible load manager it fails at the first."""
+        url, other = (self._web_url(broker).join(f"/admin/v2/broker-stats/{one}") for one in ("load-report", "metrics"))
+        try:
+            return statistics.usage_of(self._get(url), str(url))
+        except Failed as error:
+            found = statistics.measured_usage(self._get(other), str(other))
+            if found is None:
+                raise error
+            return found
 
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.

@@ -17,6 +17,7 @@ from pulsar_lifecycle.values.topic_load import PendingAcks
 _PERSISTENT = "persistent://"
 _RESOURCES = ("cpu", "directMemory", "bandwidthIn", "bandwidthOut")
 """What brokers are overloaded by."""
+_MOST = "brk_lb_resource_usage"
 
 
 def topics_of(answer: Any, where: str) -> list[tuple[str, Any]]:
@@ -62,6 +63,22 @@ def usage_of(answer: Any, where: str) -> float:
         raise _unlike(where, f"{', '.join(_RESOURCES)} with usage and limit") from None
     measured = used[0][0] > 0
     return max((usage / limit for usage, limit in used if limit > 0), default=0.0) if measured else 1.0
+
+
+def measured_usage(answer: Any, where: str) -> float | None:
+    """As :func:`usage_of`, by the metrics of a broker with the extensible load manager (``BrokerLoadData.toMetrics``).
+
+    None where they are another's. Raises StoreError for another shape.
+    """
+    try:
+        own = [one for one in answer if one["dimensions"].get("metric") == "loadBalancing"]
+        most = [float(one["metrics"][_MOST]) for one in own if one["dimensions"].get("feature") == "max"]
+        cpu = max((float(one["metrics"].get("brk_lb_cpu_usage", 0)) for one in own), default=0.0)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise _unlike(where, f"metrics with dimensions, and {_MOST}") from None
+    if not most:
+        return None
+    return max(most) if cpu > 0 else 1.0
 
 
 def interval_ms(broker: str, configuration: Mapping[str, str]) -> int:

@@ -1,12 +1,11 @@
 """What each broker says of itself by its admin API: loaded topics, CPU, statistics interval, clients."""
 
+from typing import Any
+
 import httpx
 import pytest
 
-from pulsar_lifecycle.errors import (
-    StoreError,
-    Unavailable,
-)
+from pulsar_lifecycle.errors import Failed, StoreError, Unavailable
 from pulsar_lifecycle.io.pulsar.statistics import connections_of
 from pulsar_lifecycle.metastore.load_state import ask_brokers
 from pulsar_lifecycle.ports import TopicConnections
@@ -142,6 +141,42 @@ def test_a_broker_that_has_not_measured_its_cpu_counts_as_using_all():
         }
     )
     assert [cluster.admin.usage(broker) for broker in ("b1:8080", "b2:8080")] == [0.6, 1.0]
+
+
+def balancing(feature: str, **metrics: float) -> dict[str, Any]:
+    named = {"feature": feature} if feature else {}
+    return {"metrics": metrics, "dimensions": {"broker": "b1", "metric": "loadBalancing", **named}}
+
+
+@pytest.mark.parametrize(("cpu", "used"), [(0.3, 0.6), (0.0, 1.0)])
+def test_a_broker_that_can_make_no_load_report_says_its_usage_in_its_metrics(cpu: float, used: float):
+    """As one with the extensible load manager."""
+    metrics = [
+        {"metrics": {"brk_lb_resource_usage": 9.0}, "dimensions": {"broker": "b1", "metric": "assign"}},
+        balancing("max_ema", brk_lb_resource_usage=0.1),
+        balancing("", brk_lb_cpu_usage=cpu),
+        balancing("max", brk_lb_resource_usage=0.6),
+    ]
+    answers = {
+        heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+        ("GET", "http://b1:8080/admin/v2/broker-stats/load-report"): httpx.Response(500),
+        ("GET", "http://b1:8080/admin/v2/broker-stats/metrics"): metrics,
+    }
+    assert AnsweringCluster(answers).admin.usage("b1:8080") == used
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error"),
+    [([], Failed), ([balancing("", brk_lb_cpu_usage=0.3)], Failed), ({}, Failed), ([{}], StoreError)],
+)
+def test_what_a_broker_uses_that_says_it_nowhere_is_not_known(metrics: object, error: type[Exception]):
+    answers = {
+        heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+        ("GET", "http://b1:8080/admin/v2/broker-stats/load-report"): httpx.Response(500),
+        ("GET", "http://b1:8080/admin/v2/broker-stats/metrics"): metrics,
+    }
+    with pytest.raises(error):
+        AnsweringCluster(answers).admin.usage("b1:8080")
 
 
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
