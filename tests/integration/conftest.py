@@ -40,8 +40,7 @@ LONG = (
     *("test_offload_run", "test_bookkeeper_entries", "test_retry_topics", "test_object_sweep"),
     *("test_trimming", "test_undo", "test_waiting", "test_rollback", "test_topic_policies"),
     *("test_delayed_snapshots", "test_pipeline_coverage", "test_wheel", "test_pipeline_crash"),
-    *("test_retention_differential", "test_bookie_disk", "test_load_run"),
-    *("test_collection_faults",),
+    *("test_retention_differential", "test_bookie_disk", "test_load_run", "test_collection_faults"),
     *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""
@@ -58,6 +57,7 @@ SHARED = {
     "offloading": ("test_offload_kills", "test_broker_offloader_schedules", "test_broker_offloader"),
     "three_bookies": ("test_offload_faults", "test_bookkeeper_entries", "test_writer_bookie_lost"),
     "two_bookies": ("test_undo", "test_finish_kills"),
+    "seldom": ("test_bookie_disk", "test_collection_faults"),
 }
 """Fixture of the session -> the modules that use it. One worker takes them all, so each cluster is started once."""
 RUNNING = pytest.StashKey[dict[str, ExitStack]]()
@@ -126,6 +126,12 @@ def three_bookies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def two_bookies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     """As ``three_bookies``, with two: each has every ledger."""
     return _shared(request, tmp_path_factory, "-two-bookies", bookies=2, gc_wait=SELDOM)
+
+
+@pytest.fixture(scope="session")
+def seldom(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """As ``production``, with a bookie that collects only when told to; ``test_collection_faults`` adds a second."""
+    return _shared(request, tmp_path_factory, "-seldom", brokers=2, gc_wait=SELDOM, production=True)
 
 
 def _shared(request: pytest.FixtureRequest, folders: pytest.TempPathFactory, beside: str, **how: Any) -> Cluster:

@@ -6,7 +6,6 @@ Two brokers do meanwhile by themselves what production's do.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,6 @@ pytestmark = pytest.mark.integration
 MB = 1 << 20
 LOG = 64 * MB
 """The sandbox's ``logSizeLimit``."""
-
-
-@pytest.fixture(scope="module")
-def seldom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose bookie collects when it is told to, and not by itself."""
-    cluster = Cluster(tmp_path_factory.mktemp("seldom") / "sandbox")
-    try:
-        cluster.start(brokers=2, gc_wait=3600, production=True)
-        yield cluster
-    finally:
-        cluster.stop(purge=True)
 
 
 def fill(client: pulsar.Client, topic: str, size: int) -> None:

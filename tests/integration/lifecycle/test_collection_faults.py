@@ -34,19 +34,9 @@ pytestmark = pytest.mark.integration
 COLLECTED, LEFT, NOT_STARTED = Outcome.COLLECTED, Outcome.LEFT_AT_IT, Outcome.NOT_STARTED
 
 
-@pytest.fixture(scope="module")
-def seldom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster whose bookies collect when they are told to, and not by themselves."""
-    cluster = Cluster(tmp_path_factory.mktemp("faults") / "sandbox")
-    try:
-        cluster.start(bookies=2, brokers=2, gc_wait=3600, production=True)
-        yield cluster
-    finally:
-        cluster.stop(purge=True)
-
-
 @pytest.fixture
 def two(seldom: Cluster) -> Iterator[Cluster]:
+    seldom.start(bookies=2)
     yield seldom
     for name in ("bookie-1", "bookie-2"):
         seldom.kill(name, signal.SIGCONT)
