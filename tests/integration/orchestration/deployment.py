@@ -87,7 +87,7 @@ class Deployment:
     def begin(self) -> None:
         """Start the code servers, which take a while to load."""
         for name, port in self._at.items():
-            words = ["-m", "dagster", "api", "grpc", "--host", "127.0.0.1", "--port", str(port)]
+            words = ["-m", "tests.integration.orchestration.forked_runs", "--host", "127.0.0.1", "--port", str(port)]
             words += ["--autoload-defs-module-name", f"clusters.{name}", "-d", str(self.home), "--location-name", name]
             self._spawn(name, words)
 
