@@ -284,7 +284,7 @@ class LoadSettings(Section):
     at_once: int = Field(default=10, gt=0)
     """Topics of one broker that are loaded at the same time, and of those whose bundles nobody owns."""
     max_per_broker: int = Field(default=500, gt=0)
-    """Topics of one broker that one run loads, and of those together whose bundles nobody owns."""
+    """Topics of one broker that one run loads; those of bundles that nobody owns count for each."""
     max_per_bundle: int = Field(default=100, gt=0)
     """Topics of one bundle that one run loads."""
     max_broker_load: float = Field(default=0.7, gt=0, le=1)

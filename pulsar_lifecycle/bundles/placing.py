@@ -131,7 +131,7 @@ def _loaded_anyhow(topic: Topic) -> bool:
 
 
 def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
-    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
+    """The bundle of each topic, below its namespace's name; that alone where the boundaries cannot be read."""
     namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
     boundaries: dict[str, list[int]] = {}
     for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
@@ -142,6 +142,8 @@ def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]
             boundaries[namespace] = []
     found: dict[Topic, str] = {}
     for topic in topics:
-        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
-        found[topic] = f"{topic.namespace}/{place}" if place else str(topic.namespace)
+        bounds = boundaries[str(topic.namespace)]
+        place = min(bisect.bisect_right(bounds, zlib.crc32(str(topic).encode())), len(bounds) - 1)
+        ends = f"0x{bounds[place - 1]:08x}_0x{bounds[place]:08x}" if place > 0 else ""
+        found[topic] = f"{topic.namespace}/{ends}" if ends else str(topic.namespace)
     return found

@@ -74,7 +74,7 @@ class LoadBudget:
         going = [topic for topic in topics if topic not in left]
         for topic in going:
             broker, bundle = owned[topic], place[topic]
-            if self._by_broker[broker] >= settings.max_per_broker:
+            if self._most(broker) >= settings.max_per_broker:
                 found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_broker is {settings.max_per_broker}")
             elif self._by_bundle[bundle] >= settings.max_per_bundle:
                 found[topic] = Why(LoadKept.BUDGET_SPENT, f"load.max_per_bundle is {settings.max_per_bundle}")
@@ -82,6 +82,11 @@ class LoadBudget:
                 self._by_broker[broker] += 1
                 self._by_bundle[bundle] += 1
         return found
+
+    def _most(self, broker: str) -> int:
+        """How many topics a broker has loaded at most; any one, by an empty name. Who took some is not known."""
+        names = [broker] if broker else self._by_broker.keys() - {""}
+        return max((self._by_broker[name] for name in names), default=0) + self._by_broker[""]
 
     def _usage(self, owners: AbstractSet[str]) -> dict[str, float | None]:
         """How much brokers use, those named and, if one is not known, all; None where that is not known."""

@@ -211,6 +211,9 @@ class Visits:
         except AccessDenied:  # rights are looked at first: its broker has not loaded it for us
             visit.untouched = bool(visit.broker)
             raise
+        except BundleShared:
+            visit.untouched = True
+            raise
 
     def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
         """A load puts a new ledger behind the last one, and its broker reads acknowledgements in transactions."""

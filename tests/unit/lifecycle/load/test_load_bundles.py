@@ -70,8 +70,28 @@ def test_a_request_that_would_have_others_loaded_by_now_was_not_made(scene: Load
     expired(scene)
     plan = planned(scene, "a")
     scene.servers.admin.unanswered[Topic.parse(f"{OWN}a")] = BundleShared("beside")
+    scene.servers.admin.on_unload = raising(AssertionError("an unload would load it"))
     (found,) = applied(scene, plan)
     assert (found.outcome, found.why.text) == (Outcome.FAILED, "beside")
+    assert pending(scene) == []
+
+
+def test_topics_whose_broker_is_not_known_count_for_each(scene: LoadScene) -> None:
+    for name in "abcd":
+        expired(scene, name)
+    plan = planned(scene, *"abcd")
+    owner = scene.servers.zookeeper.data(ONE_BUNDLE)
+    scene.servers.remove(ONE_BUNDLE)
+    real = scene.servers.admin.on_load
+
+    def load(topic: Topic) -> None:
+        real(topic)
+        if not scene.servers.zookeeper.stat(ONE_BUNDLE):
+            scene.servers.put(ONE_BUNDLE, owner)
+
+    scene.servers.admin.on_load = load
+    scene.change(at_once=2, max_per_broker=3)
+    assert [one.why.code for one in applied(scene, plan)].count(LoadKept.BUDGET_SPENT) == 1
 
 
 LOAD_MANAGERS = "org.apache.pulsar.broker.loadbalance"
