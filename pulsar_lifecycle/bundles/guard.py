@@ -26,11 +26,12 @@ from pulsar_lifecycle.bundles.placing import (
     others_of_bundle,
     read_at_once,
 )
-from pulsar_lifecycle.errors import BundleShared, LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.errors import BundleShared, ConfigError, LifecycleError, NotFound, Overloaded, Unavailable
 from pulsar_lifecycle.formats.partitioned_topic import partition_count, partitions_made
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, POLICIES_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
+from pulsar_lifecycle.values.codes import Code, Why
 
 BROKERS_OWN = "pulsar/system"
 """The namespace that brokers use for themselves, whatever anybody asks for."""
@@ -67,8 +68,17 @@ class BundleGuard:
         """What brokers list, by namespace and domain."""
         self._listed_at = -LONG
 
-    def check(self, topic: Topic, tries: int = TRIES) -> None:
-        """Before a request that may have ``topic`` loaded. Raises BundleShared, and what store and brokers raise."""
+    def check(self, topic: Topic) -> None:
+        """Before a request that may have ``topic`` loaded. Raises BundleShared, Overloaded, ConfigError."""
+        try:
+            self._look(topic, TRIES)
+        except (BundleShared, Overloaded, ConfigError):
+            raise
+        except LifecycleError as error:
+            text = f"whether others would be loaded with it is not known: {error}"
+            raise BundleShared(f"{topic}: not asked for: {text}") from error
+
+    def _look(self, topic: Topic, tries: int) -> None:
         if str(topic.namespace) == BROKERS_OWN:
             return
         if not tries:
@@ -82,7 +92,7 @@ class BundleGuard:
         if not unowned:
             return
         if self._is_asked():
-            self.check(topic, tries - 1)  # that may have taken LONG
+            self._look(topic, tries - 1)  # that may have taken LONG
             return
         said = self._said
         keeps_none = bool(said) and len(lockless(said)) == len(said)
@@ -108,7 +118,7 @@ class BundleGuard:
         # Who takes a bundle reads the policies, as a client: these come first, also in the topic's own bundle.
         asked = [one for one in unowned if one in elsewhere or (one != topic and _is_policies(one))]
         if self._take(topic, asked, shared[0], place):
-            self.check(topic, tries - 1)
+            self._look(topic, tries - 1)
 
     def _take(self, topic: Topic, along: Sequence[Topic], first: LoadedAlong, place: Mapping[Topic, str]) -> bool:
         """Have brokers take the bundles of these alone; whether that took LONG."""
@@ -166,10 +176,13 @@ class BundleGuard:
         *nodes, policies = _read(configuration, [*paths, f"{POLICIES_ROOT}/{topic.namespace}"])
         counts = [partition_count(path, node.data) if node else 0 for path, node in zip(paths, nodes, strict=True)]
         there = _read(store, [f"{MANAGED_LEDGERS_ROOT}/{one.managed_ledger}" for one in topics])
-        made = partitions_made(policies.path, policies.data) if policies else None
-        if made is None and not counts[0] and there[0] is None:
+        if all(count or node for count, node in zip(counts, there, strict=True)):
+            made = 0
+        elif (own := partitions_made(policies.path, policies.data) if policies else None) is not None:
+            made = own
+        else:
             self._is_asked()
-        made = _made_by(self._said) if made is None else made
+            made = _made_by(self._said)
         counts = [made if node is None and not count else count for count, node in zip(counts, there, strict=True)]
         return [part for one, count in zip(topics, counts, strict=True) for part in _parts(one, count)]
 
@@ -182,6 +195,18 @@ class BundleGuard:
             self._said = self._admin.configurations()
         self._said_at = self._clock.now_ms()
         return True
+
+
+def others_loaded(admin: BrokerAdmin, topic: Topic) -> Why | None:
+    """Why no broker is to load a topic for us now; None once a request about it has nothing else loaded.
+
+    Raises Overloaded, ConfigError.
+    """
+    try:
+        admin.take_alone(topic)
+    except BundleShared as error:
+        return Why(Code.BUNDLE_SHARED, str(error))
+    return None
 
 
 def _read(store: MetadataStore, paths: Sequence[str]) -> list[Node | None]:

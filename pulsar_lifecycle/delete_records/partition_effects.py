@@ -16,13 +16,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pulsar_lifecycle.bundles.guard import others_loaded
 from pulsar_lifecycle.delete_records import cut_rules
 from pulsar_lifecycle.delete_records.cut_rules import Cut, Refusal
 from pulsar_lifecycle.delete_records.partition import PartitionView
 from pulsar_lifecycle.delete_records.request import END, Options, TopicPartition
 from pulsar_lifecycle.delete_records.times.offsets import cut_since
 from pulsar_lifecycle.delete_records.topic_view import Clusters, Read, losing, read_partition, unreplicated
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, BundleShared, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, MessagePosition, Position, Topic, cursor_name
@@ -32,7 +33,6 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.runs.journal_rows import Details, Step, Subject, Writer
 from pulsar_lifecycle.topics import low_watermark, snapshot
-from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, unread_acks
 from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, edit_topic, lost_by_load
@@ -128,6 +128,8 @@ class PartitionDeletion:
             refusal = Refusal.plain(RecordsError.TIMEOUT, str(error))
         except AccessDenied as error:
             refusal = Refusal.plain(RecordsError.NOT_AUTHORIZED, str(error))
+        except BundleShared as error:
+            refusal = Refusal(RecordsError.BROKER_FAILED, Why(Code.BUNDLE_SHARED, str(error)))
         except Unavailable as error:
             refusal = Refusal(RecordsError.TIMEOUT, Why(Code.SERVER_FAILED, str(error)))
         except Refused as error:

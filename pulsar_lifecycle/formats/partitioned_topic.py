@@ -32,6 +32,6 @@ def partitions_made(path: str, data: bytes) -> int | None:
         said = json.loads(data).get("autoTopicCreationOverride")
         if said is None:
             return None
-        return int(said["defaultNumPartitions"] or 0) if said["topicType"] == "partitioned" else 0
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return int(said.get("defaultNumPartitions") or 0) if said.get("topicType") == "partitioned" else 0
+    except (ValueError, TypeError, AttributeError) as error:
         raise CorruptFormat(path, 0, f"policies with a valid autoTopicCreationOverride: {error!r}") from error

@@ -189,7 +189,7 @@ class BrokerAdmin(Protocol):
         ...
 
     def owner(self, topic: Topic) -> str:
-        """The broker id of who serves a topic's bundle. One without an owner gets one, which loads all its topics."""
+        """The broker id of who serves a topic's bundle. One without an owner gets one, which loads none of it."""
         ...
 
     def expire_messages(self, topic: Topic, subscription: str, seconds: int) -> None:

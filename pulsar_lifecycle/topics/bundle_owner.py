@@ -13,11 +13,9 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from pulsar_lifecycle.bundles.placing import LOCKS_ROOT, bundles, covers
-from pulsar_lifecycle.errors import BundleShared, LifecycleError, Overloaded
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
-from pulsar_lifecycle.values.codes import Code, Why
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 
 class Owners:
@@ -77,19 +75,3 @@ def _locked(store: MetadataStore, topic: Topic) -> str:
         return urlsplit(document.get("httpUrl") or document.get("httpUrlTls") or "").netloc
     except (ValueError, AttributeError, TypeError):
         return ""
-
-
-def others_loaded(admin: BrokerAdmin, topic: Topic) -> Why | None:
-    """Why no broker is to load a topic for us now; None once a request about it has nothing else loaded.
-
-    Raises Overloaded.
-    """
-    try:
-        admin.take_alone(topic)
-    except BundleShared as error:
-        return Why(Code.BUNDLE_SHARED, str(error))
-    except Overloaded:
-        raise
-    except LifecycleError as error:
-        return Why(Code.BUNDLE_SHARED, f"whether a request about it has others loaded is not known: {error}")
-    return None

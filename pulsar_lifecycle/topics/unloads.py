@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Unavailable
+from pulsar_lifecycle.bundles.guard import others_loaded
+from pulsar_lifecycle.errors import AccessDenied, BundleShared, LifecycleError, NotFound, Unavailable
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node, Unread
@@ -22,7 +23,6 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.unload_budget import UnloadBudget
 from pulsar_lifecycle.values.codes import Code, Why
 from pulsar_lifecycle.values.topic_load import READS_NO_ACKS
@@ -160,7 +160,7 @@ class Unloads:
         if not self.take(topic):
             return Why(Code.NOT_UNLOADED, _USED_UP)
         failure = self._tries(admin, topic, lambda: False)
-        if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
+        if failure and not isinstance(failure, NotFound | BundleShared):  # which say nothing of any other topic
             failures += _weighed(failure)
         return Why(Code.NOT_UNLOADED, f"it cannot be unloaded: {failure}") if failure else UnloadAttempt.UNLOADED
 
@@ -204,6 +204,8 @@ class Unloads:
         failure = self._tries(admin, topic, gone)
         if failure is None:
             return None
+        if isinstance(failure, BundleShared) and after is not UnloadAfter.WRITE:  # nobody was asked
+            return Why(Code.NOT_UNLOADED, str(failure))
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
         if not isinstance(failure, AccessDenied | NotFound):
             self._down.add(topic.namespace.tenant)
@@ -236,7 +238,7 @@ class Unloads:
                 admin.unload(topic)
             except NotFound as failure:
                 return None if gone() else failure
-            except AccessDenied as failure:
+            except (AccessDenied, BundleShared) as failure:
                 return failure
             except LifecycleError as failure:
                 error = failure

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pulsar_lifecycle.bundles.guard import others_loaded
 from pulsar_lifecycle.copies import listed_ledgers
 from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, RefusedBy
@@ -23,7 +24,6 @@ from pulsar_lifecycle.model import COMPACTION_CURSOR, Topic, cursor_name
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.topics import protection, snapshot
-from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.first_phase import (
     NOT_COUNTED,
     LedgerOutcome,

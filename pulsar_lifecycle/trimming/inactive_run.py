@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.bundles.guard import others_loaded
 from pulsar_lifecycle.copies.listed_ledgers import BookKeeperCopy
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.formats import managed_ledger
@@ -29,7 +30,6 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import others_loaded
 from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report, of_topic
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.system_topics.function_subscriptions import FunctionSubscriptions, function_subscriptions
@@ -131,9 +131,9 @@ class _Deletion:
             guard.check(self.ports.store)
             judged = self._look(group)
             going = [topic for topic in group if any(one.outcome is Outcome.GOES for one in _of(judged, topic))]
-            apart = {one for one in going if len(going) > 1 and others_loaded(self.ports.admin, one)}
+            apart = next((one for one in going if len(going) > 1 and others_loaded(self.ports.admin, one)), None)
             stays: Topic | None = None
-            for topic in sorted(group, key=lambda one: one not in apart):  # what is refused comes before what goes
+            for topic in sorted(group, key=lambda one: one != apart):  # what is refused comes before what goes
                 if stays and topic in going:
                     code, text = InactiveKept.PARTITION_STAYS, f"{stays} was not deleted"
                     said = self._left([of_topic(topic, Outcome.LEFT, code, text)])

@@ -153,6 +153,8 @@ class HttpBrokerAdmin:
         try:
             return statistics.usage_of(self._get(url), str(url))
         except Failed as error:
+            if isinstance(error.__cause__, httpx.TransportError):  # it hangs
+                raise
             found = statistics.measured_usage(self._get(other), str(other))
             if found is None:
                 raise error

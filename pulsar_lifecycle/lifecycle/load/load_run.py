@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.bundles.guard import others_loaded
 from pulsar_lifecycle.bundles.placing import bundles, lockless
 from pulsar_lifecycle.errors import RefusedBy
 from pulsar_lifecycle.journal import operator_words
@@ -46,7 +47,7 @@ from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.bundle_owner import Owners, others_loaded, owned_since
+from pulsar_lifecycle.topics.bundle_owner import Owners, owned_since
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import policies_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, policies_in_force
@@ -166,8 +167,9 @@ class _LoadRun:
         for topic in self.planned:
             by_broker.setdefault(owners.of(self.ports.store, self.run.brokers, topic), []).append(topic)
         self._by_broker = by_broker
-        idle = bundles(self.ports.store, by_broker.get("", ()))
-        self._budget = LoadBudget(self._settings, self.ports, frozenset(idle.values()))
+        place = bundles(self.ports.store, by_broker.get("", ()))
+        idle = frozenset(name for topic, name in place.items() if name != str(topic.namespace))
+        self._budget = LoadBudget(self._settings, self.ports, idle)
         self._together = Together(self.whole, self.planned, self._has)
 
     def _has(self, topic: Topic, subscription: str) -> bool:

@@ -40,9 +40,9 @@ class LoadStep(StrEnum):
 class Visit:
     """A topic that is to be loaded by ``broker``; empty: whoever takes its bundle. ``before``: as it was judged.
 
-    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``untouched``: nobody loaded it
-    for us, as its bundle had moved since or we may not. ``unanswered``: its broker may still do what it was told, and
-    load it again for that.
+    ``owned_since``: when (ms) that broker took the bundle, None where no lock says so. ``loaded_at``: when (ms) it was
+    asked for first; 0 where nobody loaded it for us. ``unanswered``: its broker may still do what it was told, and load
+    it again for that.
     ``unread``: what its broker has not read yet of acknowledgements in transactions (``unloads.unread_acks``).
     ``may_be_deleted``: its broker may delete it as inactive meanwhile, as the settings say. ``trims``: what its broker
     takes off its list, by the rule; ``may_trim``: by the end of the visit. ``gone``: it is deleted.
@@ -62,7 +62,6 @@ class Visit:
     leaving: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     together: Collection[str] = ()
     owned_since: int | None = None
-    untouched: bool = False
     unanswered: bool = False
     pending: PendingUnload | None = None
     loaded_at: int = 0

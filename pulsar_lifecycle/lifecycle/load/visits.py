@@ -87,8 +87,6 @@ class Visits:
         What is loaded then has its note, and whoever comes next unloads it.
         """
         self.guard.check(self.ports.store)
-        for visit in visits:  # all before the first load: it may take the bundle, and that loads the others
-            self._note(visit)
         try:
             self._free(visits)
         except STOPPING:
@@ -158,11 +156,12 @@ class Visits:
         self.guard.check(self.ports.store)
         visit.told_at = self.ports.clock.now_ms()
         if visit.broker in self.not_answering:
-            text = f"broker {visit.broker} did not answer at another topic: it was not asked; its unload stays pending"
+            later = "; its unload stays pending" if visit.loaded_at else ""
+            text = f"broker {visit.broker} did not answer at another topic: it was not asked{later}"
             visit.failure, visit.unanswered = Why(LoadKept.BROKER_UNANSWERED, text), True
             return None
         if why := self.protected(visit):
-            visit.failure, visit.untouched = why, bool(visit.broker) and not visit.loaded_at
+            visit.failure = why
             return why
         try:
             tell(visit)
@@ -198,21 +197,17 @@ class Visits:
     def _load(self, visit: Visit) -> None:
         if visit.broker and owned_since(self.ports.store, visit.topic) != visit.owned_since:
             text = f"broker {visit.broker} lost its bundle since, or took it anew: the topic was left alone"
-            visit.failure, visit.untouched = Why(Code.CHANGED_MEANWHILE, text), True
+            visit.failure = Why(Code.CHANGED_MEANWHILE, text)
             return
         self._note(visit)  # anew: for how long it is watched counts from here, and others may have taken their time
-        # A lookup of a bundle that nobody owns loads all of it; who takes it for a request loads this topic alone.
         if visit.broker and (owner := self.ports.admin.owner(visit.topic)) != visit.broker:
             visit.failure = Why(Code.CHANGED_MEANWHILE, f"broker {owner} has its bundle, not {visit.broker} any more")
             return
         visit.loaded_at = self.ports.clock.now_ms()
         try:
             self.ports.admin.internal_stats(visit.topic)
-        except AccessDenied:  # rights are looked at first: its broker has not loaded it for us
-            visit.untouched = bool(visit.broker)
-            raise
-        except BundleShared:
-            visit.untouched = True
+        except (AccessDenied, BundleShared):  # rights are looked at first: its broker has not loaded it for us
+            visit.loaded_at = 0
             raise
 
     def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
@@ -322,7 +317,7 @@ class Visits:
 
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
-        asked = [visit for visit in visits if not visit.untouched]  # an unload of the others would load them first
+        asked = [visit for visit in visits if visit.loaded_at]  # an unload of the others would load them first
         self._journal(
             Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "its broker is told to unload it next")
         )
@@ -357,7 +352,7 @@ class Visits:
                 visit.failure = visit.failure or open_
             elif visit in unloaded and visit.unanswered:
                 self._note(visit)  # the next run looks whether its broker has loaded it after all
-            elif (visit in unloaded or visit.untouched) and visit.pending is not None:
+            elif (visit in unloaded or not visit.loaded_at) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
             through = self._through(visit, after.get(visit.topic))
             found.append(replace(through, unsubscribed=tuple(sorted(visit.unsubscribed))))

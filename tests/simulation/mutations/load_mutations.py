@@ -80,7 +80,7 @@ def ask_of_whatever_is_there(namespace: str) -> Iterator[None]:
 
 @contextmanager
 def load_their_neighbours() -> Iterator[None]:
-    """A bundle without an owner is looked up, and so loaded, whatever else is in it."""
+    """A bundle that nobody owns is taken as for a client, with all that is in it."""
     real = Visits._load
 
     def looks_up(visits: Visits, visit: Visit) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_lifecycle.bundles.guard import BROKERS_OWN, TAKEN_FOR, BundleGuard
 from pulsar_lifecycle.bundles.placing import AT_ONCE, BROKERS_ROOT, BUNDLES_ROOT, LOCKS_ROOT, TRANSACTION_BUFFERS
-from pulsar_lifecycle.errors import BundleShared, CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.errors import BundleShared, NotFound, Unavailable
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.model import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT, POLICIES_ROOT, Topic
 from tests.kit.fakes.metadata_store import FakeZooKeeper
@@ -187,13 +187,31 @@ def test_policies_in_two_bundles_with_others_are_never_asked_for(here: Guarded, 
     assert here.asked == []
 
 
-@pytest.mark.parametrize(("kind", "asked"), [("non-partitioned", [EVENTS]), ("partitioned", None), ("", None)])
+def test_partitions_that_brokers_are_about_to_make_of_snapshots_are_asked_for(here: Guarded) -> None:
+    """Policies are there, in a bundle with an owner."""
+    on = {"transactionCoordinatorEnabled": "true", "transactionBufferSegmentedSnapshotEnabled": "false"}
+    here.say(**on, allowAutoTopicCreationType="partitioned", defaultNumPartitions="9")
+    here.own(half_of(EVENTS))
+    asked = next(in_half(half_of(EVENTS)))
+    parts = [named(f"{SNAPSHOTS.local}-partition-{number}") for number in range(9)]
+    here.cluster.topic(next(in_half(1 - half_of(EVENTS))), [])
+    for one in parts:
+        here.cluster.admin.topics[one] = {}
+    here.guard().check(asked)
+    assert here.asked == [one for one in parts if half_of(one) != half_of(EVENTS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"), [("non-partitioned", [EVENTS]), ("none", [EVENTS]), ("partitioned", None), ("", None)]
+)
 def test_a_namespace_says_itself_how_its_topics_are_made(here: Guarded, kind: str, asked: list[Topic] | None) -> None:
     """Over what brokers say."""
     here.cluster.remove(here.cluster.topic_path(EVENTS))
     here.say(allowAutoTopicCreationType="partitioned", defaultNumPartitions="1" if kind else "9")
     here.cluster.admin.topics[EVENTS] = {}
     override = {"allowAutoTopicCreation": True, "topicType": kind, "defaultNumPartitions": 9}
+    if kind == "none":
+        override = {"allowAutoTopicCreation": False}  # nobody says the others then
     policies = {"autoTopicCreationOverride": override if kind else None}
     here.cluster.put(f"{POLICIES_ROOT}/{NAMESPACE}", json.dumps(policies).encode())
     with nullcontext() if asked else pytest.raises(BundleShared, match=f"{CHANGE_EVENTS}-partition-"):
@@ -201,13 +219,13 @@ def test_a_namespace_says_itself_how_its_topics_are_made(here: Guarded, kind: st
     assert here.asked == (asked or [])
 
 
-@pytest.mark.parametrize(
-    "said", [b"[]", b'{"autoTopicCreationOverride": 1}', b'{"autoTopicCreationOverride": {}}', b"{"]
-)
+@pytest.mark.parametrize("said", [b"[]", b'{"autoTopicCreationOverride": 1}', b"{"])
 def test_policies_that_do_not_say_so_in_a_form_that_is_known_are_refused(here: Guarded, said: bytes) -> None:
+    """Where brokers make a topic that they read."""
     path = f"{POLICIES_ROOT}/{NAMESPACE}"
+    here.cluster.remove(here.cluster.topic_path(EVENTS))
     here.cluster.put(path, said)
-    with pytest.raises(CorruptFormat, match=f"{path}.*autoTopicCreationOverride"):
+    with pytest.raises(BundleShared, match=f"{path}.*autoTopicCreationOverride"):
         here.guard().check(ASKED)
     assert here.asked == []
 
@@ -220,7 +238,7 @@ def test_how_many_partitions_there_are_stands_in_the_configuration_store(here: G
     with pytest.raises(BundleShared, match=f"{CHANGE_EVENTS}-partition-"):
         here.guard().check(ASKED)
     here.configuration.session().write(path, b"{}", -1)
-    with pytest.raises(CorruptFormat, match=path):
+    with pytest.raises(BundleShared, match=path):
         here.guard().check(ASKED)
     assert here.asked == []
 
@@ -236,7 +254,7 @@ def test_a_broker_that_does_not_take_it_keeps_the_request_back(here: Guarded) ->
 def test_a_lock_that_cannot_be_read_is_nobodys(here: Guarded) -> None:
     here.own(0, 1)
     here.cluster.zookeeper.unreadable.add(f"{LOCKS_ROOT}/{NAMESPACE}/{LOCKS[THERE]}")
-    with pytest.raises(Unavailable, match=LOCKS[THERE]):
+    with pytest.raises(BundleShared, match=LOCKS[THERE]):
         here.guard().check(ASKED)
 
 
@@ -244,7 +262,7 @@ def test_a_lock_that_cannot_be_read_is_nobodys(here: Guarded) -> None:
 def test_what_cannot_be_looked_up_keeps_the_request_back(here: Guarded, path: str) -> None:
     here.cluster.put(path, b"{}")
     here.cluster.zookeeper.unreadable.add(path)
-    with pytest.raises(Unavailable):
+    with pytest.raises(BundleShared):
         here.guard().check(ASKED)
     assert here.asked == []
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from pulsar_lifecycle.bundles.placing import BUNDLES_ROOT
 from pulsar_lifecycle.errors import BundleShared
 from pulsar_lifecycle.lifecycle.load.load_rules import LoadKept
 from pulsar_lifecycle.lifecycle.load.load_run import load_topics
@@ -21,13 +24,21 @@ from tests.kit.simulated.cluster import BROKER
 ONE_BUNDLE = f"/namespace/{NAMESPACE}/0x00000000_0xffffffff"
 
 
+def lost(scene: LoadScene) -> bytes:
+    """Nobody owns the one bundle of the namespace any more; returns what its lock said."""
+    owner = scene.servers.zookeeper.data(ONE_BUNDLE)
+    scene.servers.remove(ONE_BUNDLE)
+    ends = {"bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1}}
+    scene.servers.put(f"{BUNDLES_ROOT}/{NAMESPACE}", json.dumps(ends).encode())
+    return owner
+
+
 def test_topics_of_bundles_that_nobody_owns_are_loaded_by_requests(scene: LoadScene) -> None:
     """So many at once; the bundle that the first has had taken does not count as one that moves."""
     for name in "abc":
         expired(scene, name)
     plan = planned(scene, *"abc")
-    admin, owner = scene.servers.admin, scene.servers.zookeeper.data(ONE_BUNDLE)
-    scene.servers.remove(ONE_BUNDLE)
+    admin, owner = scene.servers.admin, lost(scene)
     asked: list[Topic] = []
     real = admin.on_load
 
@@ -38,7 +49,7 @@ def test_topics_of_bundles_that_nobody_owns_are_loaded_by_requests(scene: LoadSc
         asked.append(topic)
 
     admin.on_load = load
-    admin.owner = raising(AssertionError("a lookup loads all of it"))  # type: ignore[method-assign]
+    admin.owner = raising(AssertionError("nobody is known to have it"))  # type: ignore[method-assign]
     scene.change(at_once=1, max_per_bundle=2)
     (dry, *_) = load_topics(scene.cluster, "dry", Order(plan.plan_id, plan.digest), dry_run=True)
     assert (dry.why.code, admin.asked, asked) == (Code.MAY_GO, [], [])
@@ -80,8 +91,7 @@ def test_topics_whose_broker_is_not_known_count_for_each(scene: LoadScene) -> No
     for name in "abcd":
         expired(scene, name)
     plan = planned(scene, *"abcd")
-    owner = scene.servers.zookeeper.data(ONE_BUNDLE)
-    scene.servers.remove(ONE_BUNDLE)
+    owner = lost(scene)
     real = scene.servers.admin.on_load
 
     def load(topic: Topic) -> None:

@@ -66,11 +66,16 @@ def test_a_hold_that_is_set_while_topics_are_loaded_keeps_what_they_have(scene: 
 
 
 @pytest.mark.parametrize("second", ["a", "b"])
-def test_no_topic_is_loaded_or_trimmed_that_was_put_on_hold_in_its_wave(scene: LoadScene, second: str) -> None:
+@pytest.mark.parametrize("owned", [True, False])
+def test_no_topic_is_loaded_or_trimmed_that_was_put_on_hold_in_its_wave(
+    scene: LoadScene, second: str, owned: bool
+) -> None:
     """Whichever is loaded first: the other one is not loaded any more."""
     for name in "ab":
         expired(scene, name)
     plan = planned(scene, "a", "b")
+    if not owned:
+        scene.servers.remove(f"/namespace/{NAMESPACE}/0x00000000_0xffffffff")
     admin, loaded = scene.servers.admin, list[str]()
     load = admin.on_load
 
