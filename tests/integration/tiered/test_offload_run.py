@@ -22,7 +22,6 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.sources.spark_session import prepare
@@ -210,14 +209,13 @@ def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, opera
     with (
         KazooStore(settings.zookeeper, read_only=True) as store,
         closing(BookieReader(store, settings.bookkeeper)) as reader,
+        closing(HttpBrokerAdmin(settings.pulsar)) as brokers,
     ):
         run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root, lost_at_load=lambda *_: None)
-        run.brokers = Brokers({topic: "a broker"}, 0)
-        ports: Any = SimpleNamespace(store=store, reader=reader)
+        ports: Any = SimpleNamespace(store=store, reader=reader, admin=brokers)
         copy = OffloadedCopy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
         asked = entries_to_ask(run, ports, Topic.parse(topic), copy)
-    assert asked == [last.entry_id() - 2, last.entry_id() - 1]
-    with closing(HttpBrokerAdmin(settings.pulsar)) as brokers:
+        assert asked == [last.entry_id() - 2, last.entry_id() - 1]
         for entry_id in asked:
             brokers.read_entry(Topic.parse(topic), Position(last.ledger_id(), entry_id))
         with pytest.raises(Failed, match="500"):
