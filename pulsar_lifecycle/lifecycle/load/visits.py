@@ -170,7 +170,8 @@ class Visits:
         except LifecycleError as error:
             shared = isinstance(error, BundleShared)  # nobody was asked
             unanswered = isinstance(error, OutcomeUnknown | Unavailable) and not shared
-            later = "; its unload stays pending, as its broker may do that later" if unanswered else ""
+            waits = unanswered and visit.loaded_at
+            later = "; its unload stays pending, as its broker may do that later" if waits else ""
             code = Code.BUNDLE_SHARED if shared else Code.SERVER_FAILED
             visit.failure, visit.unanswered = Why(code, f"{error}{later}"), visit.unanswered or unanswered
             if unanswered and not self._answers(visit.broker):

@@ -14,6 +14,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.values.codes import Code
 from pulsar_lifecycle.values.outcomes import Outcome
 from pulsar_lifecycle.values.plans.plan_summary import PlanSummary
+from tests.kit.crash import raising
 from tests.kit.scenes.lifecycle.load_runs import OWN, applied, expired, pending, planned
 from tests.kit.scenes.lifecycle.load_scene import LoadScene
 from tests.kit.scenes.retention_scene import NAMESPACE
@@ -192,3 +193,15 @@ def test_a_load_of_which_the_broker_says_nothing_is_no_word_about_others(two: Lo
     found = by_name(applied(two, plan))
     assert found[LOWER].outcome is Outcome.FAILED
     assert found[named(False, 1)].outcome is Outcome.DONE
+
+
+def test_no_unload_is_said_to_stay_pending_of_a_topic_that_nobody_was_asked_to_load(
+    two: LoadScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has its bundle was not answered."""
+    plan = plan_of(two, UPPER)
+    monkeypatch.setattr(two.servers.admin, "owner", raising(Unavailable("no answer")))
+    (one,) = applied(two, plan)
+    assert (one.outcome, one.why.code, one.why.text) == (Outcome.FAILED, Code.SERVER_FAILED, "no answer")
+    assert not two.is_loaded(UPPER)
+    assert pending(two) == []
