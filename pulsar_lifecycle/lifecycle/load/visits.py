@@ -213,7 +213,7 @@ class Visits:
 
     def _is_loaded(self, visit: Visit, now: TopicNow) -> bool:
         """A load puts a new ledger behind the last one, and its broker reads acknowledgements in transactions."""
-        if not now.ids or now.ids[-1] <= max(visit.before.ids, default=-1):
+        if not _is_longer(visit, now):
             return False
         visit.unread = unread_acks(self.ports.store, self.ports.admin, visit.topic)
         return visit.unread is None
@@ -318,7 +318,9 @@ class Visits:
 
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
-        asked = [visit for visit in visits if visit.loaded_at]  # an unload of the others would load them first
+        unloaded_yet = self._not_loaded_yet([visit for visit in visits if visit.loaded_at and visit.unanswered])
+        # An unload of the others would load them first.
+        asked = [visit for visit in visits if visit.loaded_at and visit not in unloaded_yet]
         self._journal(
             Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "its broker is told to unload it next")
         )
@@ -351,7 +353,7 @@ class Visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
                 visit.failure = visit.failure or open_
-            elif visit in unloaded and visit.unanswered:
+            elif visit in unloaded_yet or (visit in unloaded and visit.unanswered):
                 self._note(visit)  # the next run looks whether its broker has loaded it after all
             elif (visit in unloaded or not visit.loaded_at) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
@@ -360,6 +362,11 @@ class Visits:
         for visit, one in zip(visits, found, strict=True):
             self._journal(Phase.UNLOAD, [visit], one.outcome, lambda _, one=one: one.why, one.freed)
         return found
+
+    def _not_loaded_yet(self, visits: Sequence[Visit]) -> list[Visit]:
+        """Those of some, whose load was not answered, that no broker has loaded so far, by their z-nodes."""
+        now = self._fresh(visits).topics if visits else {}
+        return [visit for visit in visits if visit.topic in now and not _is_longer(visit, now[visit.topic])]
 
     def _closed(self, visits: Sequence[Visit]) -> dict[Topic, TopicNow]:
         """The topics whose last ledger an unload has closed, or that somebody else has loaded since."""
@@ -424,6 +431,11 @@ class Visits:
 
 def _alive(visits: Sequence[Visit]) -> list[Visit]:
     return [visit for visit in visits if not visit.failure and not visit.gone]
+
+
+def _is_longer(visit: Visit, now: TopicNow) -> bool:
+    """Whether there is a ledger behind the last one."""
+    return bool(now.ids) and now.ids[-1] > max(visit.before.ids, default=-1)
 
 
 _UNSAID = Why(Code.SERVER_FAILED, "nobody said why")

@@ -205,3 +205,22 @@ def test_no_unload_is_said_to_stay_pending_of_a_topic_that_nobody_was_asked_to_l
     assert (one.outcome, one.why.code, one.why.text) == (Outcome.FAILED, Code.SERVER_FAILED, "no answer")
     assert not two.is_loaded(UPPER)
     assert pending(two) == []
+
+
+def test_a_topic_that_no_broker_has_loaded_is_not_loaded_by_its_unload(
+    two: LoadScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its load was not answered, and the next run looks whether it was done all the same."""
+    plan = plan_of(two, LOWER)
+    before, admin = two.listed(LOWER), two.servers.admin
+    monkeypatch.setattr(admin, "internal_stats", raising(Unavailable("connection refused")))
+    monkeypatch.setattr(admin, "unload", raising(AssertionError("an unload would load it")))
+    (one,) = applied(two, plan)
+    assert (one.outcome, one.why.code) == (Outcome.FAILED, Code.SERVER_FAILED)
+    assert "its unload stays pending" in one.why.text
+    assert two.listed(LOWER) == before
+    assert len(pending(two)) == 1
+    monkeypatch.undo()
+    two.servers.clock.advance(1_000)
+    assert [each.outcome for each in applied(two, plan)] == [Outcome.DONE]
+    assert pending(two) == []
