@@ -23,7 +23,7 @@ from pulsar_lifecycle.bundles.placing import (
     bundles,
     covers,
     lockless,
-    others_of_bundle,
+    other_of_bundle,
     read_at_once,
 )
 from pulsar_lifecycle.errors import BundleShared, ConfigError, LifecycleError, NotFound, Overloaded, Unavailable
@@ -102,7 +102,7 @@ class BundleGuard:
         unowned = [one for one in unowned if _is_read(one, said)]
         if unowned and keeps_none:
             unowned = self._unlisted(store, topic.namespace, unowned, place)
-        beside = {one: next(others_of_bundle(store, one, (topic,)), None) for one in unowned}
+        beside = {one: other_of_bundle(store, one, topic) for one in unowned}
         own = place[topic] if place[topic] != str(topic.namespace) else None  # without boundaries nobody knows it
         elsewhere = [one for one in unowned if place[one] != own and one != topic]
         shared = [LoadedAlong(one, other) for one in elsewhere if (other := beside[one])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -93,35 +93,21 @@ def read_at_once(store: MetadataStore, unowned: Mapping[Topic, Topic | str | Non
     return next(islice(shared.values(), 1, None), None)
 
 
-def names_beside(store: MetadataStore, topic: Topic) -> Sequence[str] | None:
-    """The z-nodes' names of the topics of its namespace and domain; None where they cannot be listed."""
-    listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{topic.namespace}/{topic.domain}"])[0]
+def other_of_bundle(store: MetadataStore, topic: Topic, asked: Topic) -> Topic | str | None:
+    """A topic besides ``asked`` that a broker would load with it; what stands for one where they cannot be listed."""
+    below = f"{topic.namespace}/{topic.domain}"
+    listing = store.children([f"{MANAGED_LEDGERS_ROOT}/{below}"])[0]
     if listing is None:
-        return ()
-    return None if isinstance(listing, Unread) or not listing.is_whole else listing.names
-
-
-def topics_named(topic: Topic, names: Iterable[str]) -> list[Topic]:
-    """Topics of its namespace and domain by the names of their z-nodes."""
-    return [Topic.from_managed_ledger(f"{topic.namespace}/{topic.domain}/{name}") for name in names]
-
-
-def others_of_bundle(store: MetadataStore, topic: Topic, going: Collection[Topic]) -> Iterator[Topic | str]:
-    """Topics that a broker would load with it, and that are not going; something where they cannot be listed."""
-    names = names_beside(store, topic)
-    if names is None:
-        yield unlisted(topic)
-        return
-    for first in range(0, len(names), AT_ONCE):
-        some = topics_named(topic, names[first : first + AT_ONCE])
-        theirs = [one for one in some if one not in going and one != topic and not _loaded_anyhow(one)]
+        return None
+    if isinstance(listing, Unread) or not listing.is_whole:
+        return f"topics that cannot be listed ({below})"
+    for first in range(0, len(listing.names), AT_ONCE):
+        some = [Topic.from_managed_ledger(f"{below}/{name}") for name in listing.names[first : first + AT_ONCE]]
+        theirs = [one for one in some if one not in (topic, asked) and not _loaded_anyhow(one)]
         bundle = bundles(store, [topic, *theirs])
-        yield from (one for one in theirs if bundle[one] == bundle[topic])
-
-
-def unlisted(topic: Topic) -> str:
-    """What stands for topics of its namespace and domain where they cannot be listed."""
-    return f"topics that cannot be listed ({topic.namespace}/{topic.domain})"
+        if found := next((one for one in theirs if bundle[one] == bundle[topic]), None):
+            return found
+    return None
 
 
 def _loaded_anyhow(topic: Topic) -> bool:

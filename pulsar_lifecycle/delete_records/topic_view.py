@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.metastore.load_state import BrokerAnswers
 from pulsar_lifecycle.metastore.namespaces import policies_in
-from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, Namespace, Topic
+from pulsar_lifecycle.model import COMPACTION_CURSOR, MANAGED_LEDGERS_ROOT, POLICIES_ROOT, Namespace, Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.scan import stored_references
@@ -186,7 +186,7 @@ def replication_of(
     asked = list(topics)
     namespaces = list(dict.fromkeys(topic.namespace for topic in asked))
     configuration.sync("/")
-    paths = [f"/admin/policies/{namespace}" for namespace in namespaces]
+    paths = [f"{POLICIES_ROOT}/{namespace}" for namespace in namespaces]
     by_namespace: dict[Namespace, Clusters] = {}
     own: dict[Namespace, NamespacePolicies] = {}
     source = LedgerSource(ports.store, ports.reader, lambda: ports.objects, root)
@@ -252,7 +252,7 @@ def clusters_of(topic: TopicPartition, of_namespace: Clusters, own: NamespacePol
 
 def unread_policies(configuration: MetadataStore, namespace: Namespace) -> Refusal | None:
     """Why a namespace's policies cannot be read, by brokers either; None if they can."""
-    path = f"/admin/policies/{namespace}"
+    path = f"{POLICIES_ROOT}/{namespace}"
     (node,) = configuration.read([path])
     named = _named(path, node)
     return named if isinstance(named, Refusal) else None

@@ -1,7 +1,7 @@
 """How many topics of which broker and bundle one launch of a load plan loads, and which wait for that.
 
-Belongs here: brokers under load, load shedding, budgets. Not here: whether a topic may be
-loaded at all (``load/load_rules.py``), the order of waves (``load/load_run.py``).
+Belongs here: brokers under load, load shedding, budgets. Not here: whether a topic may be loaded at all
+(``load/load_rules.py``), the order of waves (``load/load_run.py``).
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ class LoadBudget:
         place = bundles(self.ports.store, going)
         usage = self._usage({owned[topic] for topic in going})
         for topic in going:
-            broker, since = owned[topic], owners_since[topic]
+            broker, since = owned[topic], None if place[topic] in self.idle else owners_since[topic]
             if not broker:
                 continue
-            moved = since is not None and place[topic] not in self.idle and now - since < settings.min_owner_age * 1000
-            if since is not None and moved:
+            if since is not None and now - since < settings.min_owner_age * 1000:
                 found[topic] = Why(LoadKept.BUNDLE_MOVED, f"{broker} has its bundle for {(now - since) // 1000} s only")
             elif (used := usage[broker]) is None or used > settings.max_broker_load:
                 said = "does not say how much it uses" if used is None else f"uses {used:.0%}"

@@ -133,7 +133,7 @@ class Code(StrEnum):
     """A cursor of its topic, its position, or the compacted ledger that it names, cannot be read."""
     BUNDLE_SHARED = "bundle_shared"
     """A broker that loads its topic reads system topics, and who takes their bundle for that loads all topics in it. No
-    broker could be asked to take it without them: the reason names one, and says why."""
+    broker could be asked to take it without them, or that is not known: the reason says why."""
     SHADOWS_UNREAD = "shadows_unread"
     """Whether a shadow topic reads its topic cannot be known."""
     LENGTH_UNKNOWN = "length_unknown"

@@ -318,9 +318,8 @@ class Visits:
 
     def _unload_all(self, visits: Sequence[Visit]) -> list[LoadedTopic]:
         store = self.ports.store
-        unloaded_yet = self._not_loaded_yet([visit for visit in visits if visit.loaded_at and visit.unanswered])
-        # An unload of the others would load them first.
-        asked = [visit for visit in visits if visit.loaded_at and visit not in unloaded_yet]
+        not_loaded = self._not_loaded_yet([visit for visit in visits if visit.loaded_at and visit.unanswered])
+        asked = [visit for visit in visits if visit.loaded_at and visit not in not_loaded]  # else it would load them
         self._journal(
             Phase.UNLOAD, asked, Outcome.BEGUN, lambda _: Why(Code.ABOUT_TO, "its broker is told to unload it next")
         )
@@ -353,7 +352,7 @@ class Visits:
             if visit in unloaded and visit.topic not in closed and not visit.gone:
                 open_ = Why(LoadStep.NOT_IN_TIME, "its last ledger is not closed after the unload")
                 visit.failure = visit.failure or open_
-            elif visit in unloaded_yet or (visit in unloaded and visit.unanswered):
+            elif visit in not_loaded or (visit in unloaded and visit.unanswered):
                 self._note(visit)  # the next run looks whether its broker has loaded it after all
             elif (visit in unloaded or not visit.loaded_at) and visit.pending is not None:
                 control.finish_unload(store, visit.pending)
